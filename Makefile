@@ -25,7 +25,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -166,6 +166,9 @@ bench-reward-model: $(MAIN)/.done ## the accuracy of a reward model by the amoun
 
 bench-growth: $(MAIN)/.done ## the time of each page with ten thousand and a million turns, on PostgreSQL; ten minutes (--turns 10000 10000000: an hour, 21 GB)
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.growth $(ATTUNE_BENCH_FLAGS)
+
+bench-waiting: $(MAIN)/.done ## an assembly with 20,000 and 100,000 samples that wait, on SQLite and PostgreSQL
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.waiting $(ATTUNE_BENCH_FLAGS)
 
 bench-scaling: $(MAIN)/.done ## curate and assemble with 10 k, 100 k and 1 M old turns, on PostgreSQL
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.scaling $(ATTUNE_BENCH_FLAGS)

@@ -36,6 +36,7 @@ from app.raters.approval import is_up, is_vote
 
 # Turns that the deployment or the share routed. A request that names a version, or is pinned, was not randomized.
 COMPARED_ROUTES = (RouteReason.STABLE, RouteReason.CANARY, RouteReason.STICKY)
+MAX_ARM_TURNS = 50_000
 SERVED, SHADOW = aliased(Turn), aliased(Turn)  # a reply that a user received, and the candidate's to the same prompt
 END_USER = func.coalesce(SERVED.end_user, SERVED.conversation_id, SERVED.id)
 
@@ -87,6 +88,8 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     """Return the statistics of a version since a time (Unix seconds).
 
     - Each end user counts once, however many turns they have; where requests name no end user, each conversation does.
+    - The newest MAX_ARM_TURNS turns count, so that the duration of the query has a bound. The approval of so many turns
+      is known to a few tenths of a percent, and a canary has ended long before, unless nearly nobody votes.
     - A request that the engine refused counts for nothing: no version is to blame for it.
     - Each person who voted counts once, by the sum of their votes (`app.raters.approval`): the test for canaries needs
       independent ratings. Programs, judges and the policy's own reward sources have no vote.
@@ -97,16 +100,21 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
         Turn.origin == Origin.CHAT,
         Turn.route_reason.in_(COMPARED_ROUTES),
     )
-    done = case((Turn.state == TurnState.DONE, 1))
+    columns = (Turn.id, Turn.state, Turn.num_output_tokens, Turn.created_at, Turn.finished_at)
+    end_user = func.coalesce(Turn.end_user, Turn.conversation_id, Turn.id).label("end_user")
+    newest = select(*columns, end_user).where(*routed).order_by(Turn.created_at.desc(), Turn.id.desc())
+    newest_turns = newest.limit(MAX_ARM_TURNS).subquery()
+    turns = newest_turns.c
+    done = case((turns.state == TurnState.DONE, 1))
     users = (
         select(
-            func.max(case((Turn.state == TurnState.FAILED, 1), else_=0)).label("failed"),
-            func.avg(done * Turn.num_output_tokens).label("length"),
-            func.sum(done * (Turn.finished_at - Turn.created_at)).label("seconds"),
-            func.sum(done * Turn.num_output_tokens).label("tokens"),
+            func.max(case((turns.state == TurnState.FAILED, 1), else_=0)).label("failed"),
+            func.avg(done * turns.num_output_tokens).label("length"),
+            func.sum(done * (turns.finished_at - turns.created_at)).label("seconds"),
+            func.sum(done * turns.num_output_tokens).label("tokens"),
         )
-        .where(*routed, Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED)))
-        .group_by(func.coalesce(Turn.end_user, Turn.conversation_id, Turn.id))
+        .where(turns.state.not_in((TurnState.OPEN, TurnState.REFUSED)))
+        .group_by(turns.end_user)
         .subquery()
     ).c
     totals = select(
@@ -115,8 +123,8 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     count, failed, length, seconds, tokens = (await session.execute(totals)).one()
     raters = (
         select(func.sum(2 * is_up() - 1).label("votes"))
-        .join(Turn, Turn.id == Reward.turn_id)
-        .where(*routed, is_vote())
+        .join(newest_turns, turns.id == Reward.turn_id)
+        .where(is_vote())
         .group_by(Reward.rater)
         .subquery()
     ).c

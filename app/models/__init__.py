@@ -3,7 +3,7 @@
 from alignment.signals.combine_rewards import NUMERIC_KINDS
 from app.models.audit import Audit, AuditAction, AuditChain, record_audit
 from app.models.base import Base, new_id
-from app.models.batch import Batch, BatchState, BatchTurn, Sample, SampleRule, SampleState
+from app.models.batch import AssemblyLook, Batch, BatchState, BatchTurn, Sample, SampleRule, SampleState
 from app.models.completion_ids import to_completion_id
 from app.models.console import ConsoleLink, ConsoleSession
 from app.models.feedback import RANKING_KINDS, VOTE_KINDS, Feedback, FeedbackRank, Rater, RaterStanding, SourceKind

@@ -73,13 +73,41 @@ class Sample(Created, Base):
     group_id: Mapped[str | None] = mapped_column(
         String(300), doc="equal for replies to one prompt; the completion's group if null"
     )
+    # Copies, so that the assembly reads no other table; see `app.training.sample_columns`.
+    origin: Mapped[str | None] = mapped_column(String(16), doc="its turn's; null while the columns below are not known")
+    key_id: Mapped[str | None] = mapped_column(String(48), doc="its turn's, whose consent counts")
+    replied_at: Mapped[float] = mapped_column(default=0.0, server_default="0", doc="when its turn was created")
+    is_automated: Mapped[bool] = mapped_column(
+        default=False, server_default=false(), doc="whether its reward comes from neither feedback nor a verifier"
+    )
+    changed_at: Mapped[float] = mapped_column(
+        default=now(), onupdate=now(), server_default="0", doc="when one of its columns was changed last"
+    )
 
     __table_args__ = (
         Index("ix_samples_policy_id_state", "policy_id", "state"),
         Index("ix_samples_policy_id_created_at", "policy_id", "created_at"),
         partial_index("ix_samples_policy_id_ready_at", "policy_id", "ready_at", where="state = 'open'"),
         partial_index("ix_samples_automated_batch_id", "automated_batch_id", where="automated_batch_id IS NOT NULL"),
+        partial_index("ix_samples_in_order", "policy_id", "is_automated", "ready_at", where="state = 'open'"),
+        partial_index("ix_samples_in_groups", "policy_id", "group_id", where="state = 'open'"),
+        partial_index("ix_samples_of_raters", "policy_id", "rater", where="state = 'open'"),
+        partial_index("ix_samples_policy_id_replied_at", "policy_id", "replied_at", where="state = 'open'"),
+        partial_index("ix_samples_policy_id_changed_at", "policy_id", "changed_at", where="state = 'open'"),
+        partial_index("ix_samples_returned", "policy_id", where="state = 'open' AND num_returns > 0"),
+        partial_index("ix_samples_unknown_origin", "policy_id", "origin", where="state = 'open' AND origin IS NULL"),
     )
+
+
+class AssemblyLook(Base):
+    """The last look at a policy's samples that found no batch, so that it is not repeated while nothing has changed."""
+
+    __tablename__ = "assembly_looks"
+
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    looked_at: Mapped[float]
+    next_at: Mapped[float] = mapped_column(doc="when the next look is due although nothing has changed")
+    conditions: Mapped[str] = mapped_column(String(64), doc="hash of what the result depends on besides the samples")
 
 
 class BatchState(StrEnum):

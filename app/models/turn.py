@@ -131,6 +131,7 @@ class Turn(Entity, Base):
         Index("ix_turns_project_id_prefix_hash", "project_id", "prefix_hash"),
         Index("ix_turns_key_id_request_sha256", "key_id", "request_sha256"),
         Index("ix_turns_project_id_created_at", "project_id", "created_at"),
+        partial_index("ix_turns_chats_of_policy", "policy_id", "created_at", where="origin = 'chat'"),
         Index("ix_turns_state", "state"),
         partial_index("ix_turns_of_end_user", "project_id", "end_user", "created_at", where="end_user IS NOT NULL"),
         partial_index("ix_turns_with_content", "project_id", "created_at", "id", where="deleted_at IS NULL"),

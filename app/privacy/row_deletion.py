@@ -166,7 +166,7 @@ async def delete_pins(session: AsyncSession, names: SubjectNames, ended: Collect
 async def delete_mentions(session: AsyncSession, names: SubjectNames, others: Collection[str]) -> None:
     """Remove the subject's name from the samples of `others`' turns and from the audit log."""
     by_subject = Sample.turn_id.in_(others) & Sample.rater.in_(names.raters)
-    await session.execute(update(Sample).where(by_subject).values(rater=None))
+    await session.execute(update(Sample).where(by_subject).values(rater=None, origin=None))
     of_raters = Audit.subject.in_([name[:128] for name in names.raters])
     is_named = Audit.details["rater"].as_string().in_(names.raters)  # the subject of an entry may be cut off
     for entry in await _lock_entries(session, names, Audit.action.in_(RATER_ACTIONS), of_raters, is_named):

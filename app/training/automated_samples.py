@@ -16,7 +16,7 @@ from app.models import BatchTurn, Origin, Reward, Sample, SampleState, Turn
 from app.raters.names import is_program
 
 
-def is_planned() -> ColumnElement[bool]:
+def _is_planned() -> ColumnElement[bool]:
     """Return the condition that a Sample's prompt comes from a prompt set."""
     return exists().where(Turn.id == Sample.turn_id, Turn.origin == Origin.PROMPT_SET).correlate(Sample)
 
@@ -24,7 +24,7 @@ def is_planned() -> ColumnElement[bool]:
 def is_automated() -> ColumnElement[bool]:
     """Return the condition that a Sample's reward comes from neither feedback nor a verifier, as a SQL expression."""
     has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
-    return and_(Sample.rater.is_(None), ~has_feedback.correlate(Sample), ~is_planned())
+    return and_(Sample.rater.is_(None), ~has_feedback.correlate(Sample), ~_is_planned())
 
 
 def is_from_person() -> ColumnElement[bool]:

@@ -4,7 +4,7 @@ Where feedback is sparse, a reward model that is fitted on it scores the other r
 teach more. The share is measured by the reconciler on the newest replies that are old enough to have got a vote.
 """
 
-from sqlalchemy import case, exists, func, select, update
+from sqlalchemy import bindparam, case, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, SPARSE_REWARD_MODEL, RewardsConfig
@@ -61,9 +61,8 @@ async def _measure_share(session: AsyncSession, policy: Policy) -> float | None:
     replies = (
         select(Turn.id)
         .where(
-            Turn.project_id == policy.project_id,
             Turn.policy_id == policy.id,
-            Turn.origin == Origin.CHAT,
+            Turn.origin == bindparam(None, Origin.CHAT.value, literal_execute=True),  # for the partial index
             Turn.state == TurnState.DONE,
             Turn.exclusion_reason.is_(None),
             Turn.created_at.between(now() - MAX_AGE_SECONDS, now() - MIN_AGE_SECONDS),

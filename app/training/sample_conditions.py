@@ -1,6 +1,6 @@
 """Conditions on samples, as SQL expressions: which ones training may use, which the algorithm can learn from."""
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, text, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.tolerance import TOLERANCE
@@ -12,15 +12,15 @@ from app.models import (
     BatchState,
     BatchTurn,
     LearningMode,
+    Origin,
     Policy,
     Project,
     Sample,
-    SampleState,
     Turn,
 )
 from app.policies import repository
-from app.training.automated_samples import is_planned
 from app.training.batch_samples import WAITS_FOR_NEW
+from app.training.sample_columns import consenting_samples, is_open
 
 
 async def usable_samples(session: AsyncSession, policy: Policy, settings: Settings) -> ColumnElement[bool]:
@@ -35,11 +35,12 @@ async def allowed_samples(session: AsyncSession, policy: Policy, settings: Setti
     Any version by default, because the update corrects for its distance. In the synchronous mode the head alone, and
     with `max_staleness` the head and that many of its ancestors.
     """
+    is_consenting = await consenting_samples(session, policy.project_id)
     steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.trainer.max_staleness
     if steps is None:
-        return has_consent()
+        return is_consenting
     line = await repository.list_ancestors(session, policy.head_version_id or "", steps)
-    return and_(Sample.version_id.in_([version.id for version in line]), has_consent())
+    return and_(Sample.version_id.in_([version.id for version in line]), is_consenting)
 
 
 def is_learnable(policy: Policy, is_allowed: ColumnElement[bool], settings: Settings) -> ColumnElement[bool]:
@@ -80,7 +81,7 @@ def group_key() -> ColumnElement[str]:
 
 def is_in_group(policy_id: str, condition: ColumnElement[bool], having: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return the condition that a Sample's group, of ready samples with this condition, fulfils `having`."""
-    ready = (Sample.policy_id == policy_id, Sample.state == SampleState.OPEN, Sample.ready_at <= now())
+    ready = (Sample.policy_id == policy_id, is_open(), Sample.ready_at <= now())
     groups = select(group_key()).where(*ready, condition).group_by(group_key()).having(having)
     return group_key().in_(groups.correlate(None))
 
@@ -93,6 +94,11 @@ def rewards_differ(min_contrast: float) -> ColumnElement[bool]:
 def waits_for_new() -> ColumnElement[bool]:
     """Return the condition that a batch has a Sample only together with as many others."""
     return func.coalesce(Sample.reason, "").in_(WAITS_FOR_NEW)
+
+
+def is_planned() -> ColumnElement[bool]:
+    """Return the condition that a Sample's prompt comes from a prompt set."""
+    return func.coalesce(Sample.origin, "") == Origin.PROMPT_SET
 
 
 def num_failures() -> ColumnElement[int]:
@@ -110,9 +116,9 @@ async def max_failures(session: AsyncSession, policy_id: str, is_usable: ColumnE
     """Return how often the ready sample that failed most often has failed; 0 if none has."""
     query = select(func.max(num_failures())).where(
         Sample.policy_id == policy_id,
-        Sample.state == SampleState.OPEN,
+        is_open(),
         Sample.ready_at <= now(),
         is_usable,
-        Sample.num_returns > 0,
+        text("num_returns > 0"),  # in the text, for the index
     )
     return int(await session.scalar(query) or 0)

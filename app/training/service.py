@@ -31,6 +31,7 @@ from app.policies.references import version_name
 from app.policies.service import audit_policy
 from app.training import sample_conditions
 from app.training.policy_config import effective_rollouts
+from app.training.sample_columns import consenting_samples
 
 MIN_TRIGGERED_SAMPLES = 2
 MIN_RATERS_FOR_EVEN_SHARE = 5
@@ -92,7 +93,8 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
 
 async def _count_without_consent(session: AsyncSession, policy: Policy) -> int:
     ready = (Sample.policy_id == policy.id, Sample.state == SampleState.OPEN, Sample.ready_at <= now())
-    return int(await session.scalar(select(func.count()).where(*ready, ~sample_conditions.has_consent())) or 0)
+    is_consenting = await consenting_samples(session, policy.project_id)
+    return int(await session.scalar(select(func.count()).where(*ready, ~is_consenting)) or 0)
 
 
 class Wait(NamedTuple):

@@ -118,6 +118,9 @@ async def update_samples(
             sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), credit_at, *ready_times])
             sample.rater = _main_rater(returns.rated_by[groups.rated_turn(turn).id])
             _quarantine(sample, turn, returns.rated_by[turn.id], quarantined)
+        if sample.origin is not None:  # for a new sample the assembly fills it in, with the columns beside it
+            is_automated = sample.rater is None and not _has_feedback(turn_rewards[turn.id].rewards)
+            sample.is_automated = is_automated and turn.origin != Origin.PROMPT_SET
     await session.flush()
     await reopen_votes_on_turns(session, affected_ids)
 

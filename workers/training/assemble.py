@@ -19,14 +19,14 @@ from app.models import (
     Sample,
     SampleRule,
     SampleState,
-    Turn,
     Version,
     new_id,
 )
 from app.policies import repository
 from app.policies.overrides import effective_settings
 from app.training import batch_samples, sample_conditions, service
-from app.training.automated_samples import is_automated
+from app.training.fruitless_looks import begin_look
+from app.training.sample_columns import fill_columns, is_open
 from workers.training.select_samples import SamplePool, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
@@ -72,9 +72,15 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     if not is_trained or has_open_batch or head.state not in ONCE_LIVE:
         return False  # one update at a time, and only from a version that was released
     settings = effective_settings(policy, settings)
+    is_triggered = await service.is_triggered(session, policy)
+    look = await begin_look(session, policy, settings, is_triggered=is_triggered)
+    if await look.is_repetition(session):
+        return False
+    await fill_columns(session, policy_id)
     await _drop_old_samples(session, policy, settings)
     samples = await _select_batch(session, policy, settings)
     if not samples:
+        await look.record(session, settings.trainer.max_wait_seconds)
         return False
     await _freeze(session, policy, head, samples)
     return True
@@ -134,9 +140,9 @@ async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Set
     Samples with automated rewards are dropped after a few versions: there are always new ones.
     """
     max_age = settings.trainer.max_sample_age_seconds
-    is_too_old = exists().where(Turn.id == Sample.turn_id, Turn.created_at < now() - max_age)
+    is_too_old = Sample.replied_at < now() - max_age
     await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")
-    await _drop_stale(session, policy, AUTOMATED_STALENESS, is_automated())
+    await _drop_stale(session, policy, AUTOMATED_STALENESS, Sample.is_automated.is_(True))
     if settings.trainer.max_staleness is not None:
         await _drop_stale(session, policy, settings.trainer.max_staleness, true())
 
@@ -152,9 +158,9 @@ async def _drop_stale(
 
 
 async def _drop(session: AsyncSession, policy: Policy, condition: ColumnElement[bool], reason: str) -> None:
-    is_open = (Sample.policy_id == policy.id, Sample.state == SampleState.OPEN)
+    is_own = (Sample.policy_id == policy.id, is_open())
     values = {"state": SampleState.DROPPED, "rule": SampleRule.TOO_OLD, "reason": reason}
-    await session.execute(update(Sample).where(*is_open, condition).values(values))
+    await session.execute(update(Sample).where(*is_own, condition).values(values))
 
 
 async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples: list[Sample]) -> None:

@@ -4,25 +4,26 @@ A batch has at least two different rewards, and where the algorithm learns from 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Subquery, and_, case, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, Subquery, and_, case, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.algorithm import UpdateConfig
 from alignment.tolerance import TOLERANCE, exceeds, is_tie
 from app.core.database import now
 from app.core.settings import Settings
-from app.models import Origin, Policy, Rater, Sample, SampleState, Turn
+from app.models import Origin, Policy, Rater, Sample, SampleState
 from app.training import sample_conditions, service
-from app.training.automated_samples import is_automated
 from app.training.policy_config import effective_rollouts
+from app.training.sample_columns import is_open
 from app.training.service import max_samples
 from workers.feedback import rater_trust
 
 MAX_GROUP_SIZE = 64
+MIN_FIRST_SAMPLES, MAX_FIRST_SAMPLES = 512, 8192  # that are read before all of them are
 # Of two groups, the one with the smaller priority is selected first, then the older one.
 FIRST, CONTRAST, NORMAL, AUTOMATED, WAITS_FOR_NEW = -1000, -500, 0, 1, 2
 
@@ -42,10 +43,11 @@ class SamplePool:
     policy_id: str
     is_usable: ColumnElement[bool]
     condition: ColumnElement[bool] = field(default_factory=true)
+    has_usual_order: bool = True
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
             (sample_conditions.waits_for_new(), WAITS_FOR_NEW),
-            (is_automated(), AUTOMATED),
+            (Sample.is_automated.is_(True), AUTOMATED),
             else_=NORMAL,
         )
     )
@@ -53,14 +55,14 @@ class SamplePool:
     def failed_first(self) -> "SamplePool":
         """Select the samples first that were in the most quarantined batches."""
         priority = -sample_conditions.num_failures()
-        return replace(self, condition=~sample_conditions.waits_for_new(), priority=priority)
+        return replace(self, condition=~sample_conditions.waits_for_new(), priority=priority, has_usual_order=False)
 
     def without_failed(self) -> "SamplePool":
         """Leave out the samples of quarantined batches."""
         return replace(self, condition=sample_conditions.num_failures() == 0)
 
     def first_if(self, condition: ColumnElement[bool], priority: int) -> "SamplePool":
-        return replace(self, priority=case((condition, priority), else_=self.priority))
+        return replace(self, priority=case((condition, priority), else_=self.priority), has_usual_order=False)
 
 
 async def select_samples(session: AsyncSession, pool: SamplePool, size: int, settings: Settings) -> list[Sample]:
@@ -131,10 +133,62 @@ class ReadyGroup(NamedTuple):
 async def _read_groups(
     session: AsyncSession, pool: SamplePool, size: int, max_planned: int, settings: Settings
 ) -> list[ReadyGroup]:
-    """Return the first groups of chats and of prompt sets, each up to a limit, so that neither hides the other."""
-    ready = _ready_samples(pool)
-    num_raters = int(await session.scalar(select(func.count(ready.c.rater.distinct()))) or 0)
-    samples = _samples_within_caps(ready, pool.policy_id, size, num_raters, settings)
+    """Return the first groups of chats and of prompt sets, each up to a limit, so that neither hides the other.
+
+    Only the first samples are read, and more of them where the caps leave too few: a backlog costs nothing.
+    """
+    num_raters = await _count_raters(session, pool, size)
+    num_first = max(MIN_FIRST_SAMPLES, 4 * size)
+    while True:
+        keys = await _first_group_keys(session, pool, num_first)
+        samples = _samples_within_caps(_ready_samples(pool, keys), pool.policy_id, size, num_raters, settings)
+        groups = await _read_groups_of(session, samples, size, max_planned)
+        num_chats = sum(len(group.rewards) for group in groups if not group.is_planned)
+        if keys is None or num_chats >= size + MAX_GROUP_SIZE:
+            return groups
+        num_first *= 4
+
+
+async def _first_group_keys(session: AsyncSession, pool: SamplePool, num_first: int) -> set[str] | None:
+    """Return the keys of the groups of the first samples; None where there are no others, or too many keys.
+
+    Each of the priorities of SamplePool is read in the order of an index.
+    """
+    if not pool.has_usual_order or num_first > MAX_FIRST_SAMPLES:
+        return None
+    waits, is_automated = sample_conditions.waits_for_new(), Sample.is_automated
+    keys, num_read = set[str](), 0
+    for condition, order in (
+        (is_automated.is_(False) & ~waits, Sample.ready_at.asc()),
+        (is_automated.is_(True) & ~waits, Sample.ready_at.desc()),
+        (waits, case((is_automated, -Sample.ready_at), else_=Sample.ready_at).asc()),
+    ):
+        first = select(sample_conditions.group_key()).where(*_is_ready(pool), condition)
+        rows = list(await session.scalars(first.order_by(order, Sample.turn_id).limit(num_first - num_read)))
+        keys.update(rows)
+        num_read += len(rows)
+        if num_read == num_first:
+            return keys
+    return None
+
+
+async def _count_raters(session: AsyncSession, pool: SamplePool, size: int) -> int:
+    """Return the number of raters of the ready samples, at most `size`: more of them change no cap.
+
+    Each is found by one look into an index.
+    """
+
+    def first_rater(after: ColumnElement[bool]) -> Select[str | None]:
+        return select(Sample.rater).where(*_is_ready(pool), after).order_by(Sample.rater).limit(1)
+
+    raters = select(first_rater(Sample.rater.is_not(None)).scalar_subquery().label("rater")).cte(recursive=True)
+    following = first_rater(Sample.rater > raters.c.rater).correlate(raters).scalar_subquery()
+    raters = raters.union_all(select(following).where(raters.c.rater.is_not(None)))
+    found = select(raters.c.rater).limit(size).subquery().c
+    return int(await session.scalar(select(func.count(found.rater))) or 0)
+
+
+async def _read_groups_of(session: AsyncSession, samples: Subquery, size: int, max_planned: int) -> list[ReadyGroup]:
     groups: dict[str, ReadyGroup] = {}
     is_planned = samples.c.origin == Origin.PROMPT_SET
     order = (samples.c.group_priority, samples.c.group_order, samples.c.group_key)
@@ -177,8 +231,14 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
     return samples
 
 
-def _ready_samples(pool: SamplePool) -> Subquery:
-    order = case((is_automated(), -Sample.ready_at), else_=Sample.ready_at)
+def _is_ready(pool: SamplePool) -> tuple[ColumnElement[bool], ...]:
+    return (Sample.policy_id == pool.policy_id, is_open(), Sample.ready_at <= now(), pool.is_usable, pool.condition)
+
+
+def _ready_samples(pool: SamplePool, keys: Collection[str] | None) -> Subquery:
+    """Return the ready samples of the groups with these keys; of all groups for None."""
+    order = case((Sample.is_automated, -Sample.ready_at), else_=Sample.ready_at)
+    is_chosen = true() if keys is None else or_(Sample.turn_id.in_(keys), Sample.group_id.in_(keys))
     return (
         select(
             Sample.turn_id,
@@ -189,16 +249,9 @@ def _ready_samples(pool: SamplePool) -> Subquery:
             sample_conditions.group_key().label("group_key"),
             func.min(pool.priority).over(partition_by=sample_conditions.group_key()).label("group_priority"),
             func.min(order).over(partition_by=sample_conditions.group_key()).label("group_order"),
-            Turn.origin,
+            Sample.origin,
         )
-        .join(Turn, Turn.id == Sample.turn_id)
-        .where(
-            Sample.policy_id == pool.policy_id,
-            Sample.state == SampleState.OPEN,
-            Sample.ready_at <= now(),
-            pool.is_usable,
-            pool.condition,
-        )
+        .where(*_is_ready(pool), is_chosen)
         .subquery()
     )
 

@@ -1,0 +1,149 @@
+"""Measure what an assembly costs as the samples that wait become more: `make bench-waiting`.
+
+One process, a new database for each case and number of samples, each sample with a turn and a rater of its own. On
+SQLite the work is that of its virtual machine, in steps of 20 operations: it does not depend on other work of the
+machine. On PostgreSQL there are the times alone. A line of JSON for each result is appended to `--results`, and results
+that are there are not measured again: a run that was ended continues.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import psycopg
+from sqlalchemy import select, text
+
+from alignment.config.algorithm import GRPOConfig
+from app.core.database import Database
+from app.core.migrate import upgrade
+from app.core.settings import Settings
+from app.models import Deployment, Policy
+from app.projects.service import bootstrap
+from tests.support.deployment import Harness
+from tests.support.statement_work import count_work
+from workers.training.assemble import assemble
+
+SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
+CASES = {
+    "a batch": "every second reward is -1: the next batch is frozen",
+    "equal": "all rewards are 1: there is no batch",
+    "groups": "GRPO, and no two replies to one prompt: there is no batch",
+    "consent": "the project has withdrawn its consent: there is no batch",
+}
+NUMBERS = "WITH RECURSIVE series(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM series WHERE n < :count)"
+INSERTS = (
+    f"""
+    INSERT INTO turns (id, project_id, policy_id, version_id, completion_id, choice_index, engine, state, stream,
+        messages, sampling, created_at, finished_at, processed)
+    {NUMBERS} SELECT 'turn-' || n, :project, :policy, :version, 'turn-' || n, 0, 'engine-0', 'done', :no,
+        '[]', '{{}}', :time, :time, :yes FROM series
+    """,
+    f"""
+    INSERT INTO samples (turn_id, policy_id, version_id, reward, state, ready_at, rater, group_id, created_at)
+    {NUMBERS} SELECT 'turn-' || n, :policy, :version, CASE WHEN :equal = 1 OR n % 2 = 0 THEN 1.0 ELSE -1.0 END, 'open',
+        :time - n, 'HUMAN/p-' || n, 'turn-' || n, :time FROM series
+    """,
+    f"""
+    INSERT INTO rewards (id, turn_id, source, reward_source, rater, value, weight, created_at)
+    {NUMBERS} SELECT 'rew-' || n, 'turn-' || n, 'default/HUMAN/p-' || n, 'explicit', 'HUMAN/p-' || n, 1, 1, :time
+    FROM series
+    """,
+)
+
+
+@contextmanager
+def new_database(kind: str, folder: str) -> Iterator[str]:
+    """Yield the URL of a database with the newest schema."""
+    if kind == "sqlite":
+        url = f"sqlite+aiosqlite:///{folder}/attune.db"
+        upgrade(url)
+        yield url
+        return
+    name = f"attune_waiting_{os.getpid()}"
+    with psycopg.connect(SERVER, autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        try:
+            url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
+            upgrade(url)
+            yield url
+        finally:
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def measure(url: str, folder: str, case: str, count: int) -> list[dict[str, Any]]:
+    """Return the work and the time of the first look at the samples and of a second one a minute later."""
+    settings = Settings(home=Path(folder), database={"url": url})
+    if case == "groups":
+        settings = settings.replace({"algorithm": GRPOConfig()})
+    looks = []
+    async with Database(url, seconds=None) as db:
+        async with db.write() as session:
+            await bootstrap(session, settings.policy, settings.model)
+        async with db.write() as session:
+            policy = (await session.scalars(select(Policy))).one()
+            deployment = (await session.scalars(select(Deployment))).one()
+            ids = {"project": policy.project_id, "policy": policy.id, "version": deployment.version_id}
+            values = {
+                **ids,
+                "count": count,
+                "time": time.time(),
+                "equal": int(case == "equal"),
+                "no": False,
+                "yes": True,
+            }
+            for statement in INSERTS:
+                await session.execute(text(statement), {k: v for k, v in values.items() if f":{k}" in statement})
+            if case == "consent":
+                await session.execute(text("UPDATE projects SET train = false"))
+            await session.execute(text("ANALYZE"))
+        for look in ("first", "second"):
+            async with count_work(cast(Harness, None), db) if db.embedded else no_work() as work:
+                began = time.perf_counter()
+                found = await assemble(db, settings)
+                seconds = time.perf_counter() - began
+            assert found == (1 if case == "a batch" else 0)
+            looks.append({"look": look, "work": work.amount if work else None, "ms": round(1000 * seconds, 1)})
+            async with db.write() as session:
+                await session.execute(text("UPDATE batches SET state = 'trained'"))
+    return looks
+
+
+class no_work:  # noqa: N801 - named like a function
+    """PostgreSQL's work is not counted: explaining each statement would run it twice."""
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, nargs="+", default=[20_000, 100_000])
+    parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"])
+    parser.add_argument("--results", type=Path, default=Path("waiting.jsonl"))
+    options = parser.parse_args()
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = {(row["database"], row["case"], row["samples"]) for row in map(json.loads, lines)}
+    for database in options.databases:
+        for case in CASES:
+            for count in options.samples:
+                if (database, case, count) in done:
+                    continue
+                with TemporaryDirectory() as folder, new_database(database, folder) as url:
+                    looks = asyncio.run(measure(url, folder, case, count))
+                with options.results.open("a") as file:
+                    for look in looks:
+                        row = {"database": database, "case": case, "samples": count, **look}
+                        print(json.dumps(row), file=file)
+                        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The assembly, the measurement of feedback and canaries cost what is new. Work is counted, not time."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, text, update
+
+from app.core.database import now
+from app.deployments import comparison
+from app.models import ApiKey, Batch, Policy, Project, Sample, Turn
+from app.training import feedback_density, fruitless_looks
+from tests.support.deployment import Harness
+from tests.support.statement_work import count_work
+from tests.support.turns import make_turn
+from workers.training.assemble import assemble
+
+FEW, MANY = 1000, 4000
+LONG_AGO = {"changed_at": Sample.changed_at - 2 * fruitless_looks.COMMIT_SECONDS}
+
+
+async def add_turns(harness: Harness, count: int, prefix: str = "t") -> list[Turn]:
+    """Insert finished turns of the policy that serves, the oldest first."""
+    policy, version = await harness.policy(), await harness.serving()
+    turns = [make_turn(policy, version, f"chatcmpl-{prefix}-{number:06}") for number in range(count)]
+    async with harness.db.write() as session:
+        session.add_all(turns)
+    return turns
+
+
+async def add_samples(harness: Harness, count: int, reward: Callable[[int], float], prefix: str = "t") -> None:
+    """Insert open samples, one for each new turn, of a rater each."""
+    turns = await add_turns(harness, count, prefix)
+    rows: list[dict[str, Any]] = [
+        {
+            "turn_id": turn.id,
+            "policy_id": turn.policy_id,
+            "version_id": turn.version_id,
+            "reward": reward(number),
+            "ready_at": float(number),
+            "rater": f"HUMAN/{prefix}-{number}",
+        }
+        for number, turn in enumerate(turns)
+    ]
+    async with harness.db.write() as session:
+        for start in range(0, count, 500):
+            await session.execute(insert(Sample), rows[start : start + 500])
+        await session.execute(update(Turn).values(created_at=now()))
+        await session.execute(text("ANALYZE"))
+
+
+async def work_of(harness: Harness, act: Callable[[], Awaitable[object]]) -> int:
+    async with count_work(harness, harness.db) as work:
+        await act()
+    return work.amount
+
+
+async def test_a_batch_costs_the_same_however_many_samples_wait(harness: Harness) -> None:
+    async def next_batch() -> None:
+        assert await assemble(harness.db, harness.settings) == 1
+
+    amounts = []
+    for number, count in enumerate((FEW, MANY - FEW)):
+        await add_samples(harness, count, lambda number: (-1.0) ** number, prefix=f"t{number}")
+        await next_batch()  # which also fills the columns of the new samples
+        async with harness.db.write() as session:
+            await session.execute(update(Batch).values(state="trained"))
+        amounts.append(await work_of(harness, next_batch))
+        async with harness.db.write() as session:
+            await session.execute(update(Batch).values(state="trained"))
+    assert amounts[1] < 1.5 * amounts[0]
+
+
+async def look(harness: Harness) -> int:
+    async def find_nothing() -> None:
+        assert await assemble(harness.db, harness.settings) == 0
+
+    return await work_of(harness, find_nothing)
+
+
+async def test_samples_without_a_batch_are_looked_at_again_when_something_has_changed(harness: Harness) -> None:
+    await add_samples(harness, FEW, lambda number: 1.0)
+    first = await look(harness)
+    assert await look(harness) > first / 4, "other transactions may commit what they changed before the look"
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).values(LONG_AGO))
+    assert await look(harness) < first / 20
+    await add_samples(harness, 1, lambda number: -1.0, prefix="other")
+    assert await assemble(harness.db, harness.settings) == 1
+
+
+@pytest.mark.parametrize("change", ["settings", "consent of a key", "time"])
+async def test_samples_are_looked_at_again_when_the_conditions_have_changed(harness: Harness, change: str) -> None:
+    await add_samples(harness, FEW, lambda number: 1.0)
+    await look(harness)
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).values(LONG_AGO))
+    skipped = await look(harness)
+    if change == "settings":
+        harness.settings = harness.settings.replace({"trainer.max_wait_seconds": 1.0})
+    async with harness.db.write() as session:
+        if change == "consent of a key":
+            await session.execute(update(ApiKey).values(train=True))
+        if change == "time":
+            await session.execute(text("UPDATE assembly_looks SET next_at = looked_at"))
+    assert await look(harness) > 5 * skipped
+
+
+async def test_samples_whose_project_does_not_consent_cost_nothing(harness: Harness) -> None:
+    amounts = []
+    async with harness.db.write() as session:
+        await session.execute(update(Project).values(train=False))
+    for number, count in enumerate((FEW, MANY - FEW)):
+        await add_samples(harness, count, lambda number: (-1.0) ** number, prefix=f"t{number}")
+        await look(harness)
+        amounts.append(await look(harness))
+    assert amounts[1] < 1.5 * amounts[0]
+
+
+async def test_feedback_of_a_policy_without_traffic_is_measured_at_the_same_cost(harness: Harness) -> None:
+    idle = Policy(id="pol-idle", project_id=(await harness.policy()).project_id)
+
+    async def measure() -> None:
+        async with harness.db.read() as session:
+            assert await feedback_density._measure_share(session, idle) is None
+
+    amounts = []
+    for prefix, count in (("a", FEW), ("b", MANY - FEW)):
+        await add_turns(harness, count, prefix)
+        async with harness.db.write() as session:
+            await session.execute(update(Turn).values(created_at=now() - 2 * feedback_density.MIN_AGE_SECONDS))
+            await session.execute(text("ANALYZE"))
+        amounts.append(await work_of(harness, measure))
+    assert amounts[1] < 1.5 * amounts[0] + 10
+
+
+async def test_the_comparison_of_a_canary_has_a_bound(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MAX_ARM_TURNS", 500)
+    version, arms = await harness.serving(), []
+
+    async def compare() -> None:
+        async with harness.db.read() as session:
+            arms.append(await comparison.read_arm(session, version.id, 0.0))
+
+    amounts = []
+    for prefix, count in (("a", FEW), ("b", MANY - FEW)):
+        await add_turns(harness, count, prefix)
+        async with harness.db.write() as session:
+            await session.execute(text("ANALYZE"))
+        amounts.append(await work_of(harness, compare))
+    assert [arm.turns for arm in arms] == [500, 500] and amounts[1] < 1.5 * amounts[0]
