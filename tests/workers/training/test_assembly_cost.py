@@ -15,7 +15,7 @@ from tests.support.statement_work import count_work
 from tests.support.turns import make_turn
 from workers.training.assemble import assemble
 
-FEW, MANY = 1000, 4000
+FEW, MANY = 500, 2000
 LONG_AGO = {"changed_at": Sample.changed_at - 2 * fruitless_looks.COMMIT_SECONDS}
 
 
