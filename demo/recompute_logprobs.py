@@ -13,7 +13,7 @@ from app.core.database import Database
 from app.core.settings import Settings
 from app.models import Turn, TurnState, Version
 from workers.base_model import model_dir
-from workers.training import batches
+from workers.training import recorded_samples
 
 # In float32 the engine and the trainer agree to 1e-5; an update of the demo changes log-probs by 1e-2 or more.
 TOLERANCE = 1e-3
@@ -40,7 +40,7 @@ async def check_logprobs(db: Database, settings: Settings) -> LogprobReport:
         turns = [(turn, version) for turn, version in rows]
         prompt_ids = await read_prompt_ids(session, [turn.id for turn, _ in turns])
         for turn, version in turns:
-            sample = batches.to_sample(turn, prompt_ids[turn.id], 0.0, version.number)
+            sample = recorded_samples.to_sample(turn, prompt_ids[turn.id], 0.0, version.number)
             samples_by_adapter.setdefault(version.adapter_path, []).append(sample)
     distances: list[float] = []
     for path, samples in samples_by_adapter.items():

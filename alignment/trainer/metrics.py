@@ -121,11 +121,12 @@ class UpdateKL:
         micro_batches: Sequence[Sequence[int]],
         *,
         score_old: bool = False,
+        max_sequences: int = MIN_KL_SEQUENCES,
     ) -> None:
         """Select the part. All ranks must pass the same `micro_batches`.
 
         Without log-probs of the old policy in `data` the recorded ones are used or, with `score_old`, those of the
-        policy as it is now.
+        policy as it is now. No more micro-batches are taken once they have `max_sequences` of its replies.
         """
         self.policy, self.data, self.sequences = policy, data, sequences
         usable = {index for index, sample in enumerate(data.samples) if sample.lag == 0} or set(
@@ -138,7 +139,7 @@ class UpdateKL:
             count = sum(index in usable for micro_batch in block for index in micro_batch)
             self.micro_batches += block if count else []
             num_usable += count
-            if num_usable >= MIN_KL_SEQUENCES:
+            if num_usable >= max_sequences:
                 break
         self.rows = sorted(index for micro_batch in self.micro_batches for index in micro_batch if index in usable)
         old_logprobs_BT = data.old_logprobs_BT

@@ -36,6 +36,7 @@ from app.policies import repository
 from app.policies.service import lock_policy
 from app.projects.service import resolve_base_model
 from app.training import batch_samples, kl_guard, sample_conditions
+from workers.training.recorded_samples import read_control, to_sample
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
@@ -169,7 +170,8 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
         for turn, reward, weight, group, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
-    batch = alignment_types.Batch(row.id, policy.name, samples)
+    control = await read_control(session, parent, {sample.turn_id for sample in samples})
+    batch = alignment_types.Batch(row.id, policy.name, samples, control)
     return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch, num_replaced)
 
 
@@ -186,34 +188,6 @@ async def _count_updates(session: AsyncSession, parent: Version, oldest: int) ->
         number, id = versions[id]
         counts[number] = len(counts)
     return counts
-
-
-def to_sample(
-    turn: Turn,
-    prompt_ids: Sequence[int],
-    reward: float,
-    number: int,
-    *,
-    lag: int = 0,
-    group: str | None = None,
-    weight: float = 1.0,
-) -> alignment_types.Sample:
-    """Return a recorded turn in token space; `number` is that of the version that generated it."""
-    assert prompt_ids and turn.output_ids and turn.logprobs, f"turn {turn.id} was never trainable"
-    return alignment_types.Sample(
-        turn_id=turn.id,
-        prompt_ids=tuple(prompt_ids),
-        output_ids=tuple(turn.output_ids),
-        logprobs=tuple(turn.logprobs),
-        reward=reward,
-        version=number,
-        temperature=turn.sampling["temperature"],
-        lag=lag,
-        group=group or turn.completion_id,  # the choices of one completion are replies to one prompt
-        conversation=turn.conversation_id,
-        turn_index=turn.num_messages,  # the same for all replies to one prompt
-        weight=weight,
-    )
 
 
 async def commit(
