@@ -15,7 +15,7 @@ import httpx2
 
 from tests.faults.suite.deployment import Deployment
 
-TIMEOUT_SECONDS = 20.0  # longer than any limit under test, so that `longest_seconds` shows a request that hangs
+TIMEOUT_SECONDS = 40.0  # longer than any limit under test, so that `longest_seconds` shows a request that hangs
 RETRY_SECONDS = 0.05
 RETRIED = (429, 502, 503)
 CHAT = "/v1/chat/completions"

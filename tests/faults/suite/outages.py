@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from app.chat.turn_writer import END_RETRY_SECONDS
 from app.core.db_timeouts import CONNECT_SECONDS, GRACE_SECONDS
 from tests.faults.suite.deployment import KINDS, Deployment, make_settings
 from tests.faults.suite.fork_server_client import ForkServerClient
@@ -26,6 +27,7 @@ MAX_REQUEST_SECONDS = (
     2 * (DATABASE_TIMEOUTS["request_timeout_seconds"] + GRACE_SECONDS)
     + CONNECT_SECONDS
     + DATABASE_TIMEOUTS["request_timeout_seconds"]
+    + END_RETRY_SECONDS  # the end of a reply is tried again
 )
 SLACK_SECONDS = 8.0  # the additional time on a loaded machine
 RECOVERY_SECONDS = 90.0
