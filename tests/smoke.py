@@ -104,6 +104,12 @@ SMOKE = (
         writes=("sparse_votes.jsonl",),
     ),
     bench("growth", "--turns 1000 --rounds 1", tables=("| page | 1,000 turns |",)),
+    bench(
+        "waiting",
+        "--samples 200 --databases sqlite --out {out}/waiting.jsonl",
+        prints=(r'"look": "second"',),
+        writes=("waiting.jsonl",),
+    ),
     bench("scaling", "--turns 1000 --rounds 1", tables=("| old turns | curate, ms per batch |",)),
     bench(
         "poisoning",

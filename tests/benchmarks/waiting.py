@@ -2,7 +2,7 @@
 
 One process, a new database for each case and number of samples, each sample with a turn and a rater of its own. On
 SQLite the work is that of its virtual machine, in steps of 20 operations: it does not depend on other work of the
-machine. On PostgreSQL there are the times alone. A line of JSON for each result is appended to `--results`, and results
+machine. On PostgreSQL there are the times alone. A line of JSON for each result is appended to `--out`, and results
 that are there are not measured again: a run that was ended continues.
 """
 
@@ -127,9 +127,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, nargs="+", default=[20_000, 100_000])
     parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"])
-    parser.add_argument("--results", type=Path, default=Path("waiting.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("waiting.jsonl"))
     options = parser.parse_args()
-    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
     done = {(row["database"], row["case"], row["samples"]) for row in map(json.loads, lines)}
     for database in options.databases:
         for case in CASES:
@@ -138,7 +138,7 @@ def main() -> None:
                     continue
                 with TemporaryDirectory() as folder, new_database(database, folder) as url:
                     looks = asyncio.run(measure(url, folder, case, count))
-                with options.results.open("a") as file:
+                with options.out.open("a") as file:
                     for look in looks:
                         row = {"database": database, "case": case, "samples": count, **look}
                         print(json.dumps(row), file=file)
