@@ -39,6 +39,21 @@ PROBE_TEXTS = (
     "I understand that this is annoying. Let me see what I can do for you.",
     "In short: it depends on the size, the colour and the date.",
 )
+# In bfloat16 rounding moves log-probs as much as an update does, so more tokens must tell two versions apart.
+MORE_PROBE_TEXTS = (
+    "Good morning. My parcel has not arrived, and nobody answers the telephone.",
+    "You can return it within thirty days, in its box, with the receipt.",
+    "First heat the oven, then mix flour, eggs and sugar, and bake it for half an hour.",
+    "The meeting has been moved to Thursday at ten; please bring your notes.",
+    "It rained all night, and in the morning the river had risen by a metre.",
+    "Could you tell me where the nearest station is, and which train I should take?",
+    "Your password was changed. If that was not you, write to us at once.",
+    "We do not sell that any more, but there is a newer one that does the same.",
+    "She opened the letter, read it twice, and put it back on the table.",
+    "That is not what I asked for. Can I speak to somebody else, please?",
+    "The price includes breakfast and the use of the garden, but no parking.",
+    "I would choose the second one: it is lighter, cheaper and easier to clean.",
+)
 MAX_TOKENS = 64
 
 
@@ -108,10 +123,11 @@ def score_sequences(
     return score_micro_batches(policy, sequences, micro_batches, output_mask(sequences, policy.device), role)
 
 
-def probe_ids(base_model: Path) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of the probe texts; texts of fewer than two tokens are skipped."""
+def probe_ids(base_model: Path, dtype: str) -> tuple[tuple[int, ...], ...]:
+    """Return the token ids of the probe texts for weights of this type; texts of fewer than two tokens are skipped."""
+    texts = PROBE_TEXTS if dtype == "float32" else PROBE_TEXTS + MORE_PROBE_TEXTS
     tokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True)
-    encoded = (tokenizer(text, add_special_tokens=False)["input_ids"][:MAX_TOKENS] for text in PROBE_TEXTS)
+    encoded = (tokenizer(text, add_special_tokens=False)["input_ids"][:MAX_TOKENS] for text in texts)
     return tuple(tuple(ids) for ids in encoded if len(ids) > 1)
 
 

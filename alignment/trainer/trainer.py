@@ -59,7 +59,7 @@ class Trainer:
             or (config.reward_model is not None and config.lora is None),
         )
         self.policy.shard()
-        self.probe_ids = probe_ids(base_model)
+        self.probe_ids = probe_ids(base_model, config.dtype)
         self._set_config(config, algorithm)
         self.restore(None)
 

@@ -44,7 +44,7 @@ def make_versions(
     config = config or TrainerConfig(device="cpu")
     full = config.lora is None
     policy = PolicyModel(base_model, config, pick_device(config.device), reference=not full)
-    ids = probe_ids(base_model)
+    ids = probe_ids(base_model, "float32")
     versions = []
     for number in range(count):
         folder = directory / f"version-{number}"

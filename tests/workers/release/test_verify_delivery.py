@@ -46,7 +46,7 @@ def add_noise(scores: Row, size: float, seed: int) -> Row:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_parent_under_the_versions_name_is_refused_and_the_version_is_not(dtype: str, seed: int) -> None:
-    """The update moves log-probs by 0.015, a sixteenth of the tolerance in bfloat16."""
+    """The update moves log-probs by 0.015, less than the tolerance in bfloat16."""
     parent = [[-2.0] * 30 for _ in range(6)]
     own = add_noise(parent, 0.015, seed)
     version, settings, timings = version_with(own, parent), settings_of(dtype), Timings()
