@@ -147,13 +147,13 @@ def database_url(request: pytest.FixtureRequest) -> str:
 def settings(tmp_path: Path, database_url: str) -> Settings:
     """Return the settings of a small deployment in a temporary folder, with eight samples per batch.
 
-    Leases outlast any pause of a loaded machine. The caps of shares and the rater trust are off, because the samples of
-    tests are much alike.
+    Leases and time limits outlast the pauses of a loaded machine. The caps of shares and the rater trust are off,
+    because the samples of tests are much alike.
     """
     (tmp_path / "home").mkdir(exist_ok=True)
     return Settings(
         home=tmp_path / "home",
-        database={"url": database_url},
+        database={"url": database_url, "request_timeout_seconds": 20.0},
         policy="shop",
         trainer={"batch_size": 8, "max_batch_size": 8},
         workers={"lease_seconds": 60.0, "max_attempts": 3},

@@ -3,8 +3,7 @@
 Whoever holds the service's password can so neither drop nor switch off the triggers that keep the audit log.
 """
 
-from psycopg import sql
-from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, literal, make_url, text
 from sqlalchemy.pool import NullPool
 
 from app.core.database_url import blocking_url
@@ -35,19 +34,18 @@ def grant_service(settings: Settings) -> None:
     with engine.begin() as connection:
         _create_role(connection, service.username, service.password)
         _require_no_rights(connection, service.username)
-        role = sql.Identifier(service.username)
+        role = _quote(connection, service.username)
         for grant in GRANTS:
-            _execute(connection, sql.SQL(grant).format(role=role))
+            connection.exec_driver_sql(grant.format(role=role))
         for table in READ_ONLY:
-            revoke = sql.SQL("REVOKE INSERT, UPDATE, DELETE ON {table} FROM {role}")
-            _execute(connection, revoke.format(table=sql.Identifier(table), role=role))
+            connection.exec_driver_sql(f"REVOKE INSERT, UPDATE, DELETE ON {table} FROM {role}")
 
 
 def _create_role(connection: Connection, name: str, password: str | None) -> None:
     exists = text("SELECT count(*) FROM pg_roles WHERE rolname = :name")
     if connection.scalar(exists, {"name": name}) == 0:
-        create = sql.SQL("CREATE ROLE {role} LOGIN PASSWORD {password}")
-        _execute(connection, create.format(role=sql.Identifier(name), password=sql.Literal(password)))
+        value = literal(password or "").compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+        connection.exec_driver_sql(f"CREATE ROLE {_quote(connection, name)} LOGIN PASSWORD {value}")
 
 
 def _require_no_rights(connection: Connection, name: str) -> None:
@@ -65,5 +63,5 @@ def _require_no_rights(connection: Connection, name: str) -> None:
         )
 
 
-def _execute(connection: Connection, statement: sql.Composed) -> None:
-    connection.exec_driver_sql(statement.as_string(None))
+def _quote(connection: Connection, name: str) -> str:
+    return connection.dialect.identifier_preparer.quote_identifier(name)

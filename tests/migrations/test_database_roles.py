@@ -41,7 +41,7 @@ class Roles(NamedTuple):
 @pytest.fixture
 def roles(empty_database: str) -> Iterator[Roles]:
     name = f"service_{uuid4().hex[:12]}"
-    url = make_url(empty_database).set(username=name, password="it's-secret").render_as_string(hide_password=False)
+    url = make_url(empty_database).set(username=name, password="it's-100%-secret").render_as_string(hide_password=False)
     yield Roles(Settings(database={"url": url, "owner_url": empty_database}), url)
     with psycopg.connect(empty_database.replace("+psycopg", ""), autocommit=True) as owner:
         role = sql.Identifier(name)
