@@ -67,14 +67,14 @@ class Sample:
 class Batch:
     """A frozen set of samples for one update of one policy.
 
-    `control` are other replies of the version that the update starts from. Nothing is learned from them: the KL of the
+    `held_out` are other replies of the version that the update starts from. Nothing is learned from them: the KL of the
     update is measured on them.
     """
 
     id: str
     policy: str
     samples: tuple[Sample, ...]
-    control: tuple[Sample, ...] = ()
+    held_out: tuple[Sample, ...] = ()
 
 
 def check_variance(rewards: Sequence[float]) -> None:

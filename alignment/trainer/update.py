@@ -18,8 +18,8 @@ from alignment.functional.aggregation import apply_mask
 from alignment.models import parallel
 from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
-from alignment.trainer.control_sample import make_control
 from alignment.trainer.foreign_samples import check_batch_mismatch, check_mismatch, check_token_ids
+from alignment.trainer.held_out import make_held_out
 from alignment.trainer.loss_part import LossPart, Step, late_samples, split_late
 from alignment.trainer.loss_reduction import LossReducer, MinibatchCounts, sum_metrics
 from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateKL, average_steps, batch_metrics
@@ -91,8 +91,8 @@ class Update:
         update_kl = UpdateKL(
             self.policy, self.data, self.sequences, whole.first_epoch, score_old=self.kl_target is not None
         )
-        with self.stopwatch.measure("control"):
-            control = make_control(self.policy, self.batch.control, self.config.micro_batch_tokens)
+        with self.stopwatch.measure("held_out"):
+            held_out = make_held_out(self.policy, self.batch.held_out, self.config.micro_batch_tokens)
         trust_region = self._make_trust_region()
         parts = self._split(whole)
         for part in parts:
@@ -118,7 +118,7 @@ class Update:
         if not any(metrics["actor/grad_norm"] for metrics in steps):
             raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
         with self.stopwatch.measure("guard"):
-            kl_metrics = self._fit_and_measure(update_kl, control, trust_region)
+            kl_metrics = self._fit_and_measure(update_kl, held_out, trust_region)
         report = self._make_report(steps, parts, len(planned), kl_metrics)
         self.algorithm.after_train_step(self.step, report)
         report.metrics.update(self.algorithm.get_metrics())
@@ -150,11 +150,11 @@ class Update:
         return TrustRegion([parallel.local_tensor(parameter) for parameter in parameters], self.kl_target)
 
     def _fit_and_measure(
-        self, update_kl: UpdateKL, control: UpdateKL | None, trust_region: TrustRegion | None
+        self, update_kl: UpdateKL, held_out: UpdateKL | None, trust_region: TrustRegion | None
     ) -> dict[str, float]:
         """Scale the update to the KL target, and adapt the learning rate. Return the KL of the update with its metrics.
 
-        The KL guard reads the KL on the control sample, if there is one, and not the one that the update was scaled by.
+        The KL guard reads the KL on the held-out replies, if there are any, not the one that the update was scaled by.
 
         Raises NonFiniteUpdate, or StepTooLarge if no fraction of the update fits.
         """
@@ -180,14 +180,14 @@ class Update:
             }
         if not math.isfinite(kl):
             raise NonFiniteUpdate(f"The KL divergence of the update is {kl}; the policy was not changed.")
-        guard_kl = kl if control is None else measure(control)
+        guard_kl = kl if held_out is None else measure(held_out)
         if not math.isfinite(guard_kl):
             raise NonFiniteUpdate(f"The KL divergence on other replies is {guard_kl}; the policy was not changed.")
         return metrics | {
             "actor/fitted_kl": kl,
             "guard/kl": guard_kl,
-            "guard/tokens": (control or update_kl).num_tokens,
-            "guard/is_control": float(control is not None),
+            "guard/tokens": (held_out or update_kl).num_tokens,
+            "guard/is_held_out": float(held_out is not None),
         }
 
     def _plan(self, part: LossPart) -> None:

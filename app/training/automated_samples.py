@@ -12,19 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT
 from app.core.database import chunked
-from app.models import BatchTurn, Origin, Reward, Sample, SampleState, Turn
+from app.models import BatchTurn, Reward, Sample, SampleState
 from app.raters.names import is_program
-
-
-def _is_planned() -> ColumnElement[bool]:
-    """Return the condition that a Sample's prompt comes from a prompt set."""
-    return exists().where(Turn.id == Sample.turn_id, Turn.origin == Origin.PROMPT_SET).correlate(Sample)
-
-
-def is_automated() -> ColumnElement[bool]:
-    """Return the condition that a Sample's reward comes from neither feedback nor a verifier, as a SQL expression."""
-    has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
-    return and_(Sample.rater.is_(None), ~has_feedback.correlate(Sample), ~_is_planned())
 
 
 def is_from_person() -> ColumnElement[bool]:
@@ -38,13 +27,6 @@ def is_in_automated_batch() -> ColumnElement[bool]:
         BatchTurn.batch_id == Sample.batch_id, BatchTurn.turn_id == Sample.turn_id, BatchTurn.automated
     )
     return in_batch.correlate(Sample)
-
-
-async def record_automated(session: AsyncSession, batch_id: str) -> None:
-    """Record which samples of a new batch have automated rewards."""
-    automated = select(Sample.turn_id).where(Sample.batch_id == batch_id, is_automated())
-    in_batch = (BatchTurn.batch_id == batch_id, BatchTurn.turn_id.in_(automated))
-    await session.execute(update(BatchTurn).where(*in_batch).values(automated=True))
 
 
 async def find_voted(session: AsyncSession, batch_id: str) -> list[str]:

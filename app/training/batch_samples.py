@@ -37,7 +37,6 @@ from app.training.automated_samples import (
     forget_batches,
     read_voted,
     reclaim_automated,
-    record_automated,
 )
 from app.training.vote_totals import reopen_votes, reopen_votes_of_batches, reopen_votes_on_turns
 
@@ -60,9 +59,8 @@ async def freeze(session: AsyncSession, batch: Batch, samples: Sequence[Sample])
     """Move open samples into the batch, with the feedback that their rewards come from."""
     for sample in samples:
         sample.batch_id, sample.state, sample.rule, sample.reason = batch.id, SampleState.BATCHED, None, None
-        session.add(BatchTurn(batch_id=batch.id, turn_id=sample.turn_id))
+        session.add(BatchTurn(batch_id=batch.id, turn_id=sample.turn_id, automated=sample.is_automated))
     await session.flush()
-    await record_automated(session, batch.id)
     await _assign_feedback(session, [sample.turn_id for sample in samples])
 
 

@@ -12,15 +12,13 @@ import argparse
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
-import psycopg
 from sqlalchemy import insert, select, text
 
 from app.core.database import Database
@@ -30,30 +28,14 @@ from app.feedback.settled_votes import count_settled_votes
 from app.main import create_app
 from app.models import Deployment, Engine, EngineState, Feedback, Policy, Reward, Sample, SampleState, Version
 from app.projects.service import bootstrap
+from tests.benchmarks.deployment import database
 from tests.support.turns import make_turn
 from workers.curate import curate
 
-SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 VOTES_OF_SOURCE = 1000  # in the case "repeated"
 CHUNK_SIZE = 1000
 REPLY = "chatcmpl-reply"
 CASES = ("repeated", "people")
-
-
-@contextmanager
-def new_database(kind: str) -> Iterator[str]:
-    """Yield the URL of an empty database."""
-    if kind == "sqlite":
-        with TemporaryDirectory() as folder:
-            yield f"sqlite+aiosqlite:///{folder}/attune.db"
-        return
-    name = f"attune_one_reply_{os.getpid()}"
-    with psycopg.connect(SERVER, autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        try:
-            yield SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
-        finally:
-            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 async def insert_votes(db: Database, case: str, count: int) -> None:
@@ -171,7 +153,7 @@ def main() -> None:
         for case in args.cases:
             print(f"\n{kind}, {case}; load average {os.getloadavg()[0]:.1f}", flush=True)
             for count in args.votes:
-                with new_database(kind) as url, TemporaryDirectory() as home:
+                with TemporaryDirectory() as home, database(kind, Path(home)) as url:
                     upgrade(url)
                     settings = Settings(database={"url": url}, policy="shop", home=Path(home))
                     figures = asyncio.run(measure(settings, case, count, args.rounds))

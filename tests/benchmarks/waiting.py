@@ -9,15 +9,12 @@ that are there are not measured again: a run that was ended continues.
 import argparse
 import asyncio
 import json
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
-import psycopg
 from sqlalchemy import select, text
 
 from alignment.config.algorithm import GRPOConfig
@@ -26,11 +23,10 @@ from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Deployment, Policy
 from app.projects.service import bootstrap
-from tests.support.deployment import Harness
+from tests.benchmarks.deployment import database
 from tests.support.statement_work import count_work
 from workers.training.assemble import assemble
 
-SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 CASES = {
     "a batch": "every second reward is -1: the next batch is frozen",
     "equal": "all rewards are 1: there is no batch",
@@ -56,25 +52,6 @@ INSERTS = (
     FROM series
     """,
 )
-
-
-@contextmanager
-def new_database(kind: str, folder: str) -> Iterator[str]:
-    """Yield the URL of a database with the newest schema."""
-    if kind == "sqlite":
-        url = f"sqlite+aiosqlite:///{folder}/attune.db"
-        upgrade(url)
-        yield url
-        return
-    name = f"attune_waiting_{os.getpid()}"
-    with psycopg.connect(SERVER, autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        try:
-            url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
-            upgrade(url)
-            yield url
-        finally:
-            server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 async def measure(url: str, folder: str, case: str, count: int) -> list[dict[str, Any]]:
@@ -104,7 +81,8 @@ async def measure(url: str, folder: str, case: str, count: int) -> list[dict[str
                 await session.execute(text("UPDATE projects SET train = false"))
             await session.execute(text("ANALYZE"))
         for look in ("first", "second"):
-            async with count_work(cast(Harness, None), db) if db.embedded else no_work() as work:
+            # PostgreSQL's work is not counted: each statement would be run a second time, to explain it.
+            async with count_work(db) if db.embedded else nullcontext() as work:
                 began = time.perf_counter()
                 found = await assemble(db, settings)
                 seconds = time.perf_counter() - began
@@ -115,14 +93,6 @@ async def measure(url: str, folder: str, case: str, count: int) -> list[dict[str
     return looks
 
 
-class no_work:  # noqa: N801 - named like a function
-    """PostgreSQL's work is not counted: explaining each statement would run it twice."""
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, nargs="+", default=[20_000, 100_000])
@@ -131,16 +101,17 @@ def main() -> None:
     options = parser.parse_args()
     lines = options.out.read_text().splitlines() if options.out.exists() else []
     done = {(row["database"], row["case"], row["samples"]) for row in map(json.loads, lines)}
-    for database in options.databases:
+    for kind in options.databases:
         for case in CASES:
             for count in options.samples:
-                if (database, case, count) in done:
+                if (kind, case, count) in done:
                     continue
-                with TemporaryDirectory() as folder, new_database(database, folder) as url:
+                with TemporaryDirectory() as folder, database(kind, Path(folder)) as url:
+                    upgrade(url)
                     looks = asyncio.run(measure(url, folder, case, count))
                 with options.out.open("a") as file:
                     for look in looks:
-                        row = {"database": database, "case": case, "samples": count, **look}
+                        row = {"database": kind, "case": case, "samples": count, **look}
                         print(json.dumps(row), file=file)
                         print(json.dumps(row), flush=True)
 

@@ -10,7 +10,6 @@ import psycopg
 from sqlalchemy import event
 
 from app.core.database import Database
-from tests.support.deployment import Harness
 
 STEPS = 20  # of SQLite's virtual machine, between two counts
 
@@ -28,7 +27,7 @@ class StatementWork:
 
 
 @asynccontextmanager
-async def count_work(harness: Harness, db: Database) -> AsyncIterator[StatementWork]:
+async def count_work(db: Database) -> AsyncIterator[StatementWork]:
     """Count the work of the statements that the block runs on `db`. Nothing else may run on it meanwhile."""
     work = StatementWork()
     if db.embedded:
@@ -65,7 +64,7 @@ async def count_work(harness: Harness, db: Database) -> AsyncIterator[StatementW
     finally:
         for engine in engines:
             event.remove(engine, "before_cursor_execute", record)
-    url = harness.settings.database_url.replace("postgresql+psycopg://", "postgresql://")
+    url = db.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url) as server:
         for statement, parameters in statements:
             if statement.startswith("SET LOCAL"):

@@ -36,7 +36,7 @@ from app.policies import repository
 from app.policies.service import lock_policy
 from app.projects.service import resolve_base_model
 from app.training import batch_samples, kl_guard, sample_conditions
-from workers.training.recorded_samples import read_control, to_sample
+from workers.training.recorded_samples import read_held_out, to_sample
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
@@ -170,8 +170,8 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
         for turn, reward, weight, group, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
-    control = await read_control(session, parent, {sample.turn_id for sample in samples})
-    batch = alignment_types.Batch(row.id, policy.name, samples, control)
+    held_out = await read_held_out(session, parent, {sample.turn_id for sample in samples})
+    batch = alignment_types.Batch(row.id, policy.name, samples, held_out)
     return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch, num_replaced)
 
 

@@ -10,7 +10,7 @@ from app.chat.histories import read_prompt_ids
 from app.models import ApiKey, Origin, Project, Turn, TurnState, Version
 from app.training.sample_conditions import is_consenting
 
-MAX_CONTROL = 64  # replies: they have more than the 500 tokens that are needed, and take two forward passes
+MAX_HELD_OUT = 64  # replies: they have more than the 500 tokens that are needed, and take two forward passes
 
 
 def to_sample(
@@ -41,7 +41,7 @@ def to_sample(
     )
 
 
-async def read_control(
+async def read_held_out(
     session: AsyncSession, parent: Version, in_batch: Collection[str]
 ) -> tuple[alignment_types.Sample, ...]:
     """Return the newest replies of the parent that are not in the batch, and that may be trained on."""
@@ -58,9 +58,9 @@ async def read_control(
             is_consenting(),
         )
         .order_by(Turn.created_at.desc(), Turn.id)
-        .limit(MAX_CONTROL + len(in_batch))
+        .limit(MAX_HELD_OUT + len(in_batch))
     )
     turns = [turn for turn in await session.scalars(query) if turn.id not in in_batch and turn.output_ids]
-    chosen = turns[:MAX_CONTROL]
+    chosen = turns[:MAX_HELD_OUT]
     prompt_ids = await read_prompt_ids(session, [turn.id for turn in chosen])
     return tuple(to_sample(turn, prompt_ids[turn.id], 0.0, parent.number) for turn in chosen if prompt_ids[turn.id])

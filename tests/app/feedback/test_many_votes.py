@@ -75,7 +75,7 @@ async def add_rewards(session: AsyncSession, turn: Turn) -> None:
 
 async def measure(harness: Harness, db: Database, act: Callable[[], Awaitable[object]]) -> int:
     await act()  # what is done once, such as the preparation of statements, is not counted
-    async with count_work(harness, db) as work:
+    async with count_work(db) as work:
         await act()
     return work.amount
 

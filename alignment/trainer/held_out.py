@@ -17,7 +17,7 @@ from alignment.types import Sample
 MIN_TOKENS = 500  # with fewer the estimate says little: a few tokens are most of it
 
 
-def make_control(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int) -> UpdateKL | None:
+def make_held_out(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int) -> UpdateKL | None:
     """Score the parent's replies by the parent, which the policy still is. All ranks must call it.
 
     Returns None where they have fewer than MIN_TOKENS output tokens. Replies with foreign token ids are left out.
@@ -27,7 +27,7 @@ def make_control(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int
         return None
     sequences = [ScoredSequence.from_sample(sample) for sample in own]
     micro_batches = make_micro_batches(sequences, max_tokens, parallel.num_ranks(), packing=policy.packing)
-    control = UpdateKL(
+    held_out = UpdateKL(
         policy, collate(own, policy.device), sequences, micro_batches, score_old=True, max_sequences=len(own)
     )
-    return control if control.num_tokens >= MIN_TOKENS else None
+    return held_out if held_out.num_tokens >= MIN_TOKENS else None

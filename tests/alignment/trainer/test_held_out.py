@@ -9,7 +9,7 @@ import pytest
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.functional import kl_estimate
-from alignment.trainer.control_sample import MIN_TOKENS
+from alignment.trainer.held_out import MIN_TOKENS
 from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, Sample
@@ -26,24 +26,24 @@ def test_guard_reads_the_kl_of_the_new_policy_on_other_replies(
     base_model: Path, config: TrainerConfig, draw: Draw
 ) -> None:
     trainer = make_trainer(base_model, config, 1e-2)
-    control = draw(100, seed=5).samples
-    assert num_output_tokens(control) >= MIN_TOKENS
-    sequences = [ScoredSequence.from_sample(sample) for sample in control]
+    held_out = draw(100, seed=5).samples
+    assert num_output_tokens(held_out) >= MIN_TOKENS
+    sequences = [ScoredSequence.from_sample(sample) for sample in held_out]
 
     before = score_sequences(trainer.policy, sequences, max_tokens=config.micro_batch_tokens)
-    metrics = trainer.update(replace(draw(8), control=control)).metrics
+    metrics = trainer.update(replace(draw(8), held_out=held_out)).metrics
     after = score_sequences(trainer.policy, sequences, max_tokens=config.micro_batch_tokens)
-    expected = float(kl_estimate(before, after, "k3").sum()) / num_output_tokens(control)  # the padding is 0
+    expected = float(kl_estimate(before, after, "k3").sum()) / num_output_tokens(held_out)  # the padding is 0
     assert metrics["guard/kl"] == pytest.approx(expected, rel=1e-3)
-    assert metrics["guard/tokens"] == num_output_tokens(control) and metrics["guard/is_control"] == 1
+    assert metrics["guard/tokens"] == num_output_tokens(held_out) and metrics["guard/is_held_out"] == 1
     assert 0 < metrics["actor/fitted_kl"] <= TARGET and metrics["guard/kl"] != metrics["actor/fitted_kl"]
 
 
-def test_an_update_does_not_depend_on_the_control_sample(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
+def test_an_update_does_not_depend_on_the_held_out_replies(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
     probes = []
-    for control in ((), draw(100, seed=5).samples):
+    for held_out in ((), draw(100, seed=5).samples):
         trainer = make_trainer(base_model, config, 1e-2)
-        trainer.update(replace(draw(8), control=control))
+        trainer.update(replace(draw(8), held_out=held_out))
         probes.append(trainer.probe())
     assert probes[0] == probes[1]
 
@@ -53,5 +53,5 @@ def test_guard_reads_the_fitted_kl_where_there_are_few_other_replies(
 ) -> None:
     foreign = replace(draw(1, seed=6).samples[0], output_ids=(10**6,) * MIN_TOKENS, logprobs=(-1.0,) * MIN_TOKENS)
     trainer: Trainer = make_trainer(base_model, config, 1e-2)
-    metrics = trainer.update(replace(draw(8), control=(*draw(4, seed=5).samples, foreign))).metrics
-    assert metrics["guard/kl"] == metrics["actor/fitted_kl"] and metrics["guard/is_control"] == 0
+    metrics = trainer.update(replace(draw(8), held_out=(*draw(4, seed=5).samples, foreign))).metrics
+    assert metrics["guard/kl"] == metrics["actor/fitted_kl"] and metrics["guard/is_held_out"] == 0
