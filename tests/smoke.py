@@ -1,7 +1,7 @@
 """`make smoke`: run every make target other than the tests in its shortest form.
 
 A target must end well and print the tables that it should have, whatever their figures. After a failure the others are
-run all the same.
+run all the same. What a target prints is in .attune/smoke/<target>.log while it runs and afterwards.
 """
 
 import re
@@ -20,6 +20,7 @@ from rich.table import Table
 from app.core.settings import REPOSITORY
 
 LOG_LINES = 40
+LOGS = REPOSITORY / ".attune" / "smoke"
 
 
 @dataclass(frozen=True)
@@ -201,15 +202,17 @@ def run_target(target: Target) -> Result:
     """Run a target and print how it ended, with the end of its output if it failed."""
     print(f"smoke: make {target.name} {target.options}".rstrip(), flush=True)
     started = time.monotonic()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{target.name}.log"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        done = subprocess.run(
-            target.command(out), cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        failure = find_failure(target, done.returncode, done.stdout, out)
+        with log.open("w") as file:
+            done = subprocess.run(target.command(out), cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT)
+        output = log.read_text(errors="replace")
+        failure = find_failure(target, done.returncode, output, out)
     result = Result(target.name, round((time.monotonic() - started) / 60, 1), failure)
     if failure is not None:
-        print("\n".join(done.stdout.splitlines()[-LOG_LINES:]))
+        print("\n".join(output.splitlines()[-LOG_LINES:]))
     print(f"smoke: make {target.name}: {result.verdict}, {result.minutes} min", flush=True)
     return result
 
