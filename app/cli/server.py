@@ -19,6 +19,7 @@ from app.cli.console import describe_console
 from app.cli.options import Home
 from app.cli.projects import run_in_transaction
 from app.cli.up_record import hold_record
+from app.core.connection_limit import ConnectionLimit, TrustedProxies
 from app.core.database_roles import grant_service
 from app.core.draining_server import DrainingServer
 from app.core.http_protocol import LimitedHttpProtocol
@@ -238,7 +239,7 @@ def server_config(settings: Settings) -> uvicorn.Config:
     class Protocol(LimitedHttpProtocol):
         max_body_seconds = settings.server.max_body_seconds
 
-    return uvicorn.Config(
+    config = uvicorn.Config(
         "app.main:serve",
         factory=True,
         host=settings.server.host,
@@ -250,6 +251,9 @@ def server_config(settings: Settings) -> uvicorn.Config:
         http=Protocol,
         timeout_keep_alive=75,  # clients close idle connections after five seconds; uvicorn's five would race with that
     )
+    proxies = TrustedProxies(config.forwarded_allow_ips)
+    Protocol.connection_limit = ConnectionLimit(settings.limits.max_connections_per_address, proxies)
+    return config
 
 
 def engine(

@@ -1,5 +1,5 @@
-"""Limits of a connection while it sends a request: the size of its headers, the time for them, the rate of its body
-and the time for all of it.
+"""Limits of the connections of an address, and of a connection while it sends a request: the size of its headers, the
+time for them, the rate of its body and the time for all of it.
 
 With httptools uvicorn limits none of them. Its keep-alive time-out stops as soon as the client sends a byte, and it
 reads a body to its end that was answered without it.
@@ -12,21 +12,37 @@ from typing import Any, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.core.errors import AttuneError
+from app.core.connection_limit import ConnectionLimit
+from app.core.errors import AttuneError, RateLimited
 
 MAX_HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 20.0
 BODY_SECONDS = 20.0  # a body is complete within this time, or it has brought MIN_BODY_BYTES in each such span
 MIN_BODY_BYTES = 64 * 1024
 LINGER_SECONDS = 5.0  # a client that still sends its body has this time to read the answer that it got without it
+REFUSED_SECONDS = 1.0  # a client whose connection is one too many has this time to read so
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-type: text/plain\r\n"
     b"content-length: 43\r\n\r\nThe headers of a request may have 64 KiB.\r\n"
 )
-BODY_TIMEOUT = AttuneError("The body of the request arrived too slowly.", code="request_timeout").body()
-TOO_SLOW = (
-    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\n\r\n%s" % (len(orjson.dumps(BODY_TIMEOUT)), orjson.dumps(BODY_TIMEOUT))
+
+
+def _closing_response(status: bytes, error: AttuneError) -> bytes:
+    body = orjson.dumps(error.body())
+    head = b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-type: application/json\r\n" % status
+    return head + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+TOO_SLOW = _closing_response(
+    b"408 Request Timeout", AttuneError("The body of the request arrived too slowly.", code="request_timeout")
+)
+TOO_MANY = _closing_response(
+    b"429 Too Many Requests\r\nretry-after: 1",
+    RateLimited(
+        "This address has too many open connections: reuse or close some (ATTUNE_LIMITS__MAX_CONNECTIONS_PER_ADDRESS). "
+        "If it is a proxy's, name it in FORWARDED_ALLOW_IPS.",
+        code="too_many_connections",
+    ),
 )
 
 
@@ -47,6 +63,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """
 
     max_body_seconds = 600.0  # that a body may take in all
+    connection_limit: ConnectionLimit | None = None  # of the process
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -61,7 +78,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._linger_timer: asyncio.TimerHandle | None = None
         self._start_timer()
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.connection_limit is None or self.client is None or self.connection_limit.admit(self.client[0]):
+            return
+        self._stop_timer()
+        transport.write(TOO_MANY)
+        self._linger(REFUSED_SECONDS)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.connection_limit is not None and self.client is not None:
+            self.connection_limit.release(self.client[0])
         self._stop_timer()
         self._stop_body_timer()
         if self._linger_timer is not None:
@@ -152,5 +179,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         elif self._linger_timer is None:
             self._stop_body_timer()
+            self._linger(LINGER_SECONDS)
+
+    def _linger(self, seconds: float) -> None:
+        """Send no more, read and discard what comes, and close the connection after a time."""
+        if self.transport.can_write_eof():  # TLS cannot close one direction
             self.transport.write_eof()
-            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self._linger_timer = self.loop.call_later(seconds, self.transport.close)

@@ -4,7 +4,6 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Protocol, TypeVar
 
 from cachetools import LRUCache
@@ -13,6 +12,7 @@ from fastapi.security import HTTPBearer
 from sqlalchemy import ColumnElement, select
 
 from app.core.cache import SingleFlightCache
+from app.core.connection_limit import network_of
 from app.core.database import Database, now
 from app.core.errors import Forbidden, RateLimited, Unauthorized
 from app.core.http import services_of, settings_of
@@ -138,12 +138,7 @@ def limits_of(request: Request, caller: LimitedByProject) -> ProjectLimits:
 
 def client_network(request: Request) -> str:
     """Return the client's IPv4 address, or the first 64 bits of its IPv6 address, which one client may own."""
-    host = request.client.host if request.client else ""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    return host if address.version == 4 else str(ip_network((int(address) >> 64 << 64, 64)).network_address)
+    return network_of(request.client.host) if request.client else ""
 
 
 def bearer(request: Request) -> str:

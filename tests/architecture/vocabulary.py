@@ -105,6 +105,7 @@ REPLACEMENTS = RETIRED | RETIRED_EXCEPT_IN_TEST_NAMES | RETIRED_NAMES
 
 # A name that a standard term of the field contains.
 ALLOWED = {
+    "connection_made": "the method of asyncio's protocols",
     "held_out": "the part of a data set that is not trained on",
 }
 

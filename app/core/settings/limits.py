@@ -40,6 +40,12 @@ class LimitSettings(Frozen):
         description="requests with unknown keys or invalid browser tokens from one address, before such requests are "
         "not looked up",
     )
+    max_connections_per_address: int = Field(
+        512,
+        ge=1,
+        description="open connections of one address to one API process; those of proxies (FORWARDED_ALLOW_IPS) are "
+        "not limited",
+    )
     max_output_tokens: int = Field(8192, ge=1, description="most output tokens of a request, over all choices")
     max_prompt_chars: int = Field(400_000, ge=1, description="longest prompt, in characters")
     max_choices: int = Field(16, ge=1, description="most choices (`n`) of a completion")

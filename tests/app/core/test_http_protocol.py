@@ -5,7 +5,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +14,7 @@ import uvicorn
 
 from app.cli import server
 from app.core import http_protocol
+from app.core.connection_limit import ConnectionLimit, TrustedProxies
 from app.core.draining_server import DrainingServer
 from app.core.settings import Settings
 from tests.support import scripted_engine
@@ -36,8 +37,14 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 def connection(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Yield a connection to a server that `attune serve` has configured; the parameter is its section `server`."""
-    monkeypatch.setattr(server, "get_settings", lambda: Settings(server=getattr(request, "param", {})))
+    """Yield a connection to a server that `attune serve` has configured; the parameter is its section `server`.
+
+    With a limit of connections, which is one of the section `limits`, no address is trusted.
+    """
+    options = dict(getattr(request, "param", {}))
+    limits = {name: options.pop(name) for name in ("max_connections_per_address",) if name in options}
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "" if limits else "127.0.0.1")
+    monkeypatch.setattr(server, "get_settings", lambda: Settings(server=options, limits=limits))
     monkeypatch.setattr(server, "require_compatible_schema", lambda *arguments: None)
     monkeypatch.setattr(server, "create_default_project", lambda *arguments: None)
     switch_intervals: list[float] = []
@@ -185,3 +192,42 @@ def test_connection_is_kept_after_an_answer_without_reading_a_body_that_has_arri
             assert part, response
             response += part
         assert b"connection: close" not in response
+
+
+@pytest.mark.parametrize("connection", [{"max_connections_per_address": 3}], indirect=True)
+def test_connections_of_an_address_are_limited(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is too many is refused, however it sends; a place is free again when another one is closed."""
+    with ExitStack() as stack:
+
+        def connect() -> socket.socket:
+            client = stack.enter_context(socket.create_connection(connection.getpeername(), timeout=20))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            return client
+
+        others = [connect() for _ in range(2)]
+        assert all(read(client).endswith(b"0000000") for client in others)
+        refused = connect()
+        refused.sendall(b"x" * 1000)
+        response = b""
+        while part := refused.recv(65536):
+            response += part
+        assert response.startswith(b"HTTP/1.1 429") and b"retry-after: 1\r\n" in response
+        assert b'"code":"too_many_connections"' in response
+        refused.close()
+        others[0].close()
+        while not (response := read(connect())).endswith(b"0000000"):  # the server learns of it in its own time
+            assert response.startswith(b"HTTP/1.1 429")
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert read(connection).endswith(b"0000000")
+
+
+def test_connections_of_a_proxy_are_not_limited() -> None:
+    limit = ConnectionLimit(1, TrustedProxies("10.1.0.0/16, 192.0.2.7,2001:db8::/32"))
+    for proxy in ("10.1.2.3", "192.0.2.7", "2001:db8::1"):
+        assert [limit.admit(proxy) for _ in range(3)] == [True] * 3
+    for client in ("10.2.2.3", "::ffff:192.0.2.8", "2001:db9::1", "unix"):
+        assert [limit.admit(client) for _ in range(2)] == [True, False]
+        limit.release(client)
+        assert not limit.admit(client)
+    assert not limit.admit("192.0.2.8") and not limit.admit("2001:db9::2"), "they are the same client"
+    assert all(ConnectionLimit(0, TrustedProxies(hosts)).admit("192.0.2.9") for hosts in ("*", ["192.0.2.9"]))
