@@ -106,14 +106,16 @@ def test_large_body_and_next_request_are_answered(connection: socket.socket, mon
 def test_slow_body_is_refused_and_one_that_keeps_coming_is_not(
     connection: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection.settimeout(10)
-    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.5)
+    connection.settimeout(30)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 2.0)
+    monkeypatch.setattr(http_protocol, "MIN_BODY_BYTES", 1)  # however slow this machine is, it sends that in 2 s
     head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 200000\r\n\r\n"
     connection.sendall(head)
     for _ in range(200):
         connection.sendall(b"x" * 1000)
-        time.sleep(0.005)
+        time.sleep(0.015)
     assert read(connection).endswith(b"0200000")
+    monkeypatch.setattr(http_protocol, "MIN_BODY_BYTES", 1000)
     connection.sendall(head + b"x" * 100)
     response = read(connection)
     assert response.startswith(b"HTTP/1.1 408") and b'"code":"request_timeout"' in response
