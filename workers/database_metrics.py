@@ -34,20 +34,18 @@ from app.models import (
     Policy,
     Project,
     Rollout,
-    Sample,
-    SampleState,
     Version,
     VersionState,
     WebhookDelivery,
     WebhookDeliveryState,
     WebhookEndpoint,
 )
+from app.training.sample_totals import WAITING_STATES, count_waiting
 from workers.release import publish
 
 log = logging.getLogger("attune.metrics")
 MIN_AGE_SECONDS = 5.0
 READ_SECONDS = 5.0  # the limit of each statement
-WAITING_SAMPLES = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
 EVIDENCE = ("less_approval", "no_worse", "more_failures")
 OPEN = "open"
 
@@ -112,17 +110,14 @@ async def _read_policies(session: AsyncSession, settings: Settings) -> list[Metr
         "Evidence in nats of a canary test, over the evidence that decides it: 1 decides.",
         *("project", "policy", "test"),
     )
-    is_waiting = Sample.state.in_(WAITING_SAMPLES)
-    counts = await session.execute(
-        select(Sample.policy_id, Sample.state, func.count()).where(is_waiting).group_by(Sample.policy_id, Sample.state)
-    )
-    count_of = {(policy_id, state): count for policy_id, state, count in counts}
     watched = set(await session.scalars(select(Deployment.policy_id).where(publish.IS_WATCHED)))
     rows = await session.execute(select(Policy, Project.name).join(Project, Project.id == Policy.project_id))
-    for policy, project in rows.all():
+    policies = rows.all()
+    waiting = await count_waiting(session, [policy.id for policy, _ in policies])
+    for policy, project in policies:
         labels = [project, policy.name]
-        for state in WAITING_SAMPLES:
-            samples.add_metric([*labels, str(state)], count_of.get((policy.id, state), 0))
+        for state in WAITING_STATES:
+            samples.add_metric([*labels, str(state)], waiting.get((policy.id, state), 0))
         for mode in LearningMode:
             modes.add_metric([*labels, str(mode)], policy.mode == mode)
         alarms.add_metric(labels, policy.kl_alarms)

@@ -40,7 +40,7 @@ from app.models import (
 )
 from app.ops import audit_chain, webhook_events, webhooks
 from app.policies import service
-from app.training import feedback_density, rollouts
+from app.training import feedback_density, rollouts, sample_totals
 from workers import retention
 from workers.queue.leased_job import is_due
 from workers.release import adapter_sync, engine_inventory, publish, weight_swap
@@ -72,6 +72,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
         "create_webhook_deliveries": lambda db, _: webhook_events.create_deliveries(db),
         "count_votes": settled_votes.count_settled_votes,
         "count_rollouts": lambda db, _: rollouts.count_settled_rollouts(db),
+        "count_samples": lambda db, _: sample_totals.count_miscounted(db),
         "remove_expired": retention.remove_expired,
         "remove_hidden_datasets": lambda db, _: removal.remove_hidden(db),
         "reward_model_fits": reward_model_fits.reconcile,  # last, since it reads much feedback and may take long

@@ -3,7 +3,17 @@
 from alignment.signals.combine_rewards import NUMERIC_KINDS
 from app.models.audit import Audit, AuditAction, AuditChain, record_audit
 from app.models.base import Base, new_id
-from app.models.batch import AssemblyLook, Batch, BatchState, BatchTurn, Sample, SampleRule, SampleState
+from app.models.batch import (
+    COUNTED_STATES,
+    IS_MISCOUNTED,
+    AssemblyLook,
+    Batch,
+    BatchState,
+    BatchTurn,
+    Sample,
+    SampleRule,
+    SampleState,
+)
 from app.models.completion_ids import to_completion_id
 from app.models.console import ConsoleLink, ConsoleSession
 from app.models.feedback import RANKING_KINDS, VOTE_KINDS, Feedback, FeedbackRank, Rater, RaterStanding, SourceKind
@@ -27,7 +37,7 @@ from app.models.policy import (
 from app.models.project import ApiKey, IdempotentRequest, Project, ProjectUsage
 from app.models.reward import Judgement, JudgementState, Reward, RewardModel, RewardModelState, RewardModelTurn
 from app.models.rollout import Dataset, DatasetKind, DatasetRow, PlanState, Rollout, RolloutPlan, RolloutState
-from app.models.totals import RolloutTotal, TokenCount, VoteCursor, VoteTotal
+from app.models.totals import RolloutTotal, SampleTotal, TokenCount, VoteCursor, VoteTotal
 from app.models.turn import (
     ENGINE_REFUSED,
     LOST_REASON,

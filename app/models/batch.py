@@ -10,6 +10,8 @@ from app.core.database import now
 from app.core.leases import LeaseMixin
 from app.models.base import Base, Created, Entity, partial_index
 
+# Samples that SampleTotals count in another state than they have; see app/training/sample_totals.py.
+IS_MISCOUNTED = "counted_state <> state AND (state IN ('open', 'quarantined') OR counted_state <> '')"
 WITHDRAWN = "withdrawn"  # why a sample was dropped: its turn has no effective feedback left
 
 
@@ -19,6 +21,9 @@ class SampleState(StrEnum):
     BATCHED = "batched"
     TRAINED = "trained"
     DROPPED = "dropped"
+
+
+COUNTED_STATES = (SampleState.OPEN, SampleState.QUARANTINED)  # that SampleTotals count samples in
 
 
 class SampleRule(StrEnum):
@@ -83,6 +88,9 @@ class Sample(Created, Base):
     changed_at: Mapped[float] = mapped_column(
         default=now(), onupdate=now(), server_default="0", doc="when one of its columns was changed last"
     )
+    counted_state: Mapped[str] = mapped_column(
+        String(16), default="", server_default="", doc="the state in which a SampleTotal counts it; empty if none does"
+    )
 
     __table_args__ = (
         Index("ix_samples_policy_id_state", "policy_id", "state"),
@@ -94,6 +102,7 @@ class Sample(Created, Base):
         partial_index("ix_samples_of_raters", "policy_id", "rater", where="state = 'open'"),
         partial_index("ix_samples_policy_id_replied_at", "policy_id", "replied_at", where="state = 'open'"),
         partial_index("ix_samples_policy_id_changed_at", "policy_id", "changed_at", where="state = 'open'"),
+        partial_index("ix_samples_miscounted", "policy_id", "changed_at", where=IS_MISCOUNTED),
         partial_index("ix_samples_returned", "policy_id", where="state = 'open' AND num_returns > 0"),
         partial_index("ix_samples_unknown_origin", "policy_id", "origin", where="state = 'open' AND origin IS NULL"),
     )

@@ -41,6 +41,16 @@ class RolloutTotal(Base):
     tokens: Mapped[int] = mapped_column(BigInteger)
 
 
+class SampleTotal(Base):
+    """The number of a policy's samples whose `counted_state` is this state."""
+
+    __tablename__ = "sample_totals"
+
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"), primary_key=True)
+    state: Mapped[str] = mapped_column(String(16), primary_key=True)
+    num_samples: Mapped[int] = mapped_column(BigInteger)
+
+
 class TokenCount(Base):
     """The browser tokens that a key has created in a minute. When it has ended, the row becomes an audit entry."""
 

@@ -28,7 +28,6 @@ from app.models import (
     Policy,
     Rollout,
     Sample,
-    SampleState,
     Turn,
     Version,
 )
@@ -37,10 +36,10 @@ from app.policies import endpoints as policies
 from app.policies import load_errors, repository, service
 from app.projects.auth import DatabaseDep, ViewingCaller
 from app.training.reward_models import summarize
+from app.training.sample_totals import WAITING_STATES, count_waiting
 
 router = APIRouter(responses=ERROR_RESPONSES)
 MAX_EVENTS = 10
-WAITING = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
 MAX_ROWS = 10_000  # the newest ones, which are counted: this bounds the duration, however many there are
 
 
@@ -99,10 +98,11 @@ async def _count_by_policy(
 
 async def _count_samples(session: AsyncSession, policy_ids: Sequence[str]) -> dict[str, int]:
     """Count all samples that wait, however old they are, and the others among the newest MAX_ROWS."""
-    waiting = select(Sample.state, func.count()).where(Sample.policy_id.in_(policy_ids), Sample.state.in_(WAITING))
-    exact = {str(state): count for state, count in await session.execute(waiting.group_by(Sample.state))}
+    waiting: Counter[str] = Counter()
+    for (_, state), count in (await count_waiting(session, policy_ids)).items():
+        waiting[state] += count
     newest = await _count_by_policy(session, policy_ids, Sample, Sample.state)
-    return exact | {state: count for state, count in newest.items() if state not in WAITING}
+    return dict(waiting) | {state: count for state, count in newest.items() if state not in WAITING_STATES}
 
 
 async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[str, Any]]:

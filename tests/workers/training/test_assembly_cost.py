@@ -1,10 +1,9 @@
 """The assembly, the measurement of feedback and canaries cost what is new. Work is counted, not time."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-from sqlalchemy import insert, text, update
+from sqlalchemy import text, update
 
 from app.core.database import now
 from app.deployments import comparison
@@ -12,41 +11,11 @@ from app.models import ApiKey, Batch, Policy, Project, Sample, Turn
 from app.training import feedback_density, fruitless_looks
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
-from tests.support.turns import make_turn
+from tests.support.waiting_samples import add_samples, add_turns
 from workers.training.assemble import assemble
 
 FEW, MANY = 500, 2000
 LONG_AGO = {"changed_at": Sample.changed_at - 2 * fruitless_looks.COMMIT_SECONDS}
-
-
-async def add_turns(harness: Harness, count: int, prefix: str = "t") -> list[Turn]:
-    """Insert finished turns of the policy that serves, the oldest first."""
-    policy, version = await harness.policy(), await harness.serving()
-    turns = [make_turn(policy, version, f"chatcmpl-{prefix}-{number:06}") for number in range(count)]
-    async with harness.db.write() as session:
-        session.add_all(turns)
-    return turns
-
-
-async def add_samples(harness: Harness, count: int, reward: Callable[[int], float], prefix: str = "t") -> None:
-    """Insert open samples, one for each new turn, of a rater each."""
-    turns = await add_turns(harness, count, prefix)
-    rows: list[dict[str, Any]] = [
-        {
-            "turn_id": turn.id,
-            "policy_id": turn.policy_id,
-            "version_id": turn.version_id,
-            "reward": reward(number),
-            "ready_at": float(number),
-            "rater": f"HUMAN/{prefix}-{number}",
-        }
-        for number, turn in enumerate(turns)
-    ]
-    async with harness.db.write() as session:
-        for start in range(0, count, 500):
-            await session.execute(insert(Sample), rows[start : start + 500])
-        await session.execute(update(Turn).values(created_at=now()))
-        await session.execute(text("ANALYZE"))
 
 
 async def work_of(harness: Harness, act: Callable[[], Awaitable[object]]) -> int:

@@ -1,0 +1,45 @@
+"""Totals of samples that wait. The reconciler counts the samples that are there, step after step.
+
+The index comes before the table, because its creation commits (see `migrations.online`).
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+from migrations import online
+
+revision = "20261126_0100"
+down_revision = "20261125_0750"
+branch_labels = None
+depends_on = None
+IS_MISCOUNTED = "counted_state <> state AND (state IN ('open', 'quarantined') OR counted_state <> '')"
+
+
+def upgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":  # a second run after a kill finds the column
+        op.execute("ALTER TABLE samples ADD COLUMN IF NOT EXISTS counted_state VARCHAR(16) DEFAULT '' NOT NULL")
+    else:
+        column = sa.Column("counted_state", sa.String(16), server_default=sa.text("''"), nullable=False)
+        op.add_column("samples", column)
+    condition = sa.text(IS_MISCOUNTED)
+    online.create_index(
+        "ix_samples_miscounted",
+        "samples",
+        ["policy_id", "changed_at"],
+        postgresql_where=condition,
+        sqlite_where=condition,
+    )
+    op.create_table(
+        "sample_totals",
+        sa.Column("policy_id", sa.String(48), nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("num_samples", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["policy_id"], ["policies.id"], name="fk_sample_totals_policy_id_policies"),
+        sa.PrimaryKeyConstraint("policy_id", "state", name="pk_sample_totals"),
+    )
+
+
+def downgrade() -> None:
+    online.drop_index("ix_samples_miscounted", "samples")  # this commits: what cannot be done twice comes after it
+    op.drop_table("sample_totals")
+    op.drop_column("samples", "counted_state")
