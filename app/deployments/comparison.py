@@ -37,6 +37,7 @@ from app.raters.approval import is_up, is_vote
 # Turns that the deployment or the share routed. A request that names a version, or is pinned, was not randomized.
 COMPARED_ROUTES = (RouteReason.STABLE, RouteReason.CANARY, RouteReason.STICKY)
 MAX_ARM_TURNS = 50_000
+MAX_READ_TURNS = 200_000  # of a version, to find these in: others were requested, pinned, or sampled off the hot path
 SERVED, SHADOW = aliased(Turn), aliased(Turn)  # a reply that a user received, and the candidate's to the same prompt
 END_USER = func.coalesce(SERVED.end_user, SERVED.conversation_id, SERVED.id)
 
@@ -88,22 +89,21 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     """Return the statistics of a version since a time (Unix seconds).
 
     - Each end user counts once, however many turns they have; where requests name no end user, each conversation does.
-    - The newest MAX_ARM_TURNS turns count, so that the duration of the query has a bound. The approval of so many turns
-      is known to a few tenths of a percent, and a canary has ended long before, unless nearly nobody votes.
+    - The newest MAX_ARM_TURNS turns count that are among the newest MAX_READ_TURNS of the version, so that the duration
+      of the query has a bound. The approval of so many turns is known to a few tenths of a percent, and a canary has
+      ended long before, unless nearly nobody votes.
     - A request that the engine refused counts for nothing: no version is to blame for it.
     - Each person who voted counts once, by the sum of their votes (`app.raters.approval`): the test for canaries needs
       independent ratings. Programs, judges and the policy's own reward sources have no vote.
     """
-    routed = (
-        Turn.version_id == version_id,
-        Turn.created_at >= since,
-        Turn.origin == Origin.CHAT,
-        Turn.route_reason.in_(COMPARED_ROUTES),
-    )
     columns = (Turn.id, Turn.state, Turn.num_output_tokens, Turn.created_at, Turn.finished_at)
     end_user = func.coalesce(Turn.end_user, Turn.conversation_id, Turn.id).label("end_user")
-    newest = select(*columns, end_user).where(*routed).order_by(Turn.created_at.desc(), Turn.id.desc())
-    newest_turns = newest.limit(MAX_ARM_TURNS).subquery()
+    since_then = select(*columns, end_user, Turn.origin, Turn.route_reason)
+    since_then = since_then.where(Turn.version_id == version_id, Turn.created_at >= since)
+    read = since_then.order_by(Turn.created_at.desc(), Turn.id.desc()).limit(MAX_READ_TURNS).subquery().c
+    newest = select(*[read[column.name] for column in columns], read.end_user)
+    newest = newest.where(read.origin == Origin.CHAT, read.route_reason.in_(COMPARED_ROUTES))
+    newest_turns = newest.order_by(read.created_at.desc(), read.id.desc()).limit(MAX_ARM_TURNS).subquery()
     turns = newest_turns.c
     done = case((turns.state == TurnState.DONE, 1))
     users = (

@@ -3,11 +3,11 @@
 import math
 from typing import NamedTuple
 
-from sqlalchemy import and_, case, func, select, true
+from sqlalchemy import ColumnElement, and_, case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.tolerance import is_tie
-from app.core.database import now
+from app.core.database import database_time, now
 from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
@@ -31,10 +31,11 @@ from app.policies.references import version_name
 from app.policies.service import audit_policy
 from app.training import sample_conditions
 from app.training.policy_config import effective_rollouts
-from app.training.sample_columns import consenting_samples
+from app.training.sample_columns import consenting_samples, is_open
 
 MIN_TRIGGERED_SAMPLES = 2
 MIN_RATERS_FOR_EVEN_SHARE = 5
+MAX_COUNTED = 10_000  # samples that wait, the first ones: no page reads all of a backlog
 
 
 class SampleCounts(NamedTuple):
@@ -44,6 +45,9 @@ class SampleCounts(NamedTuple):
     admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one. Of the ready
     ones the algorithm can use `usable`, and `waiting_for_new` of these join a batch only together with as many others
     (`waits_for_new`); `comparable` are in groups with different rewards.
+
+    At most MAX_COUNTED of each kind are counted. If there are more ready samples (`is_limited`), all that is said of
+    them is about the first ones, up to `counted_until` (of their `ready_at`), with those of the same time.
     """
 
     ready: int
@@ -57,44 +61,61 @@ class SampleCounts(NamedTuple):
     waiting_for_new: int
     comparable: int
     now: float
+    counted_until: float
+    is_limited: bool
 
 
 async def count_samples(session: AsyncSession, policy: Policy, settings: Settings) -> SampleCounts:
     settings = effective_settings(policy, settings)
     is_allowed = await sample_conditions.allowed_samples(session, policy, settings)
-    ready = and_(Sample.state == SampleState.OPEN, Sample.ready_at <= now())
-    usable = and_(ready, sample_conditions.is_learnable(policy, is_allowed, settings))
+    is_own_open = and_(Sample.policy_id == policy.id, is_open())
+    until, is_limited = await _find_last_counted(session, and_(is_own_open, is_allowed))
+    is_counted = and_(is_allowed, Sample.ready_at <= until)
+    usable = sample_conditions.is_learnable(policy, is_counted, settings)
     has_contrast = (
         sample_conditions.is_in_group(
-            policy.id, is_allowed, sample_conditions.rewards_differ(settings.algorithm.min_contrast)
+            policy.id, is_counted, sample_conditions.rewards_differ(settings.algorithm.min_contrast)
         )
         if settings.algorithm.needs_groups
         else true()
     )
+    is_quarantined = and_(Sample.policy_id == policy.id, Sample.state == SampleState.QUARANTINED)
     query = select(
-        func.count(case((ready, 1))),
-        func.count(case(((Sample.state == SampleState.OPEN) & (Sample.ready_at > now()), 1))),
-        func.count(case((Sample.state == SampleState.QUARANTINED, 1))),
-        func.count(case((ready, Sample.rater)).distinct()) + func.count(case((ready & Sample.rater.is_(None), 1))),
-        func.min(case((ready, Sample.ready_at))),
-        func.min(case((ready, Sample.reward))),
-        func.max(case((ready, Sample.reward))),
+        func.count(),
+        _count_first(is_own_open, Sample.ready_at > (now() if is_limited else until), is_allowed),
+        _count_first(is_quarantined, is_allowed),
+        func.count(Sample.rater.distinct()) + func.count(case((Sample.rater.is_(None), 1))),
+        func.min(Sample.ready_at),
+        func.min(Sample.reward),
+        func.max(Sample.reward),
         func.count(case((usable, 1))),
         func.count(case((usable & sample_conditions.waits_for_new(), 1))),
         func.count(case((usable & has_contrast, 1))),
         now(),
-    ).where(
-        Sample.policy_id == policy.id,
-        Sample.state.in_((SampleState.OPEN, SampleState.QUARANTINED)),
-        is_allowed,
-    )
-    return SampleCounts(*(await session.execute(query)).one())
+    ).where(is_own_open, is_counted)
+    return SampleCounts(*(await session.execute(query)).one(), until, is_limited)
+
+
+async def _find_last_counted(session: AsyncSession, is_open_and_allowed: ColumnElement[bool]) -> tuple[float, bool]:
+    """Return the `ready_at` of the last ready sample that is counted, and whether there are others after it.
+
+    It is the current time if there are not.
+    """
+    ready_at = select(Sample.ready_at).where(is_open_and_allowed, Sample.ready_at <= now()).order_by(Sample.ready_at)
+    last = list(await session.scalars(ready_at.offset(MAX_COUNTED - 1).limit(2)))
+    return (last[0], True) if len(last) == 2 else (await database_time(session), False)
+
+
+def _count_first(*conditions: ColumnElement[bool]) -> ColumnElement[int]:
+    """Return the number of samples that meet the conditions, at most MAX_COUNTED, as a SQL expression."""
+    first = select(Sample.turn_id).where(*conditions).limit(MAX_COUNTED).subquery()
+    return select(func.count()).select_from(first).scalar_subquery()
 
 
 async def _count_without_consent(session: AsyncSession, policy: Policy) -> int:
-    ready = (Sample.policy_id == policy.id, Sample.state == SampleState.OPEN, Sample.ready_at <= now())
+    ready = (Sample.policy_id == policy.id, is_open(), Sample.ready_at <= now())
     is_consenting = await consenting_samples(session, policy.project_id)
-    return int(await session.scalar(select(func.count()).where(*ready, ~is_consenting)) or 0)
+    return int(await session.scalar(select(_count_first(*ready, ~is_consenting))) or 0)
 
 
 class Wait(NamedTuple):
@@ -125,6 +146,16 @@ async def explain_wait(
         return Wait(sentence, "release.shadow")
     if head.state not in ONCE_LIVE:
         return Wait(f"{version_name(policy, head)} is not published yet.")
+    wait = await _explain_samples(session, policy, counts, settings, triggered=triggered)
+    if counts.is_limited:
+        return wait._replace(sentence=f"{wait.sentence} This is about the first {MAX_COUNTED:,} of the ready samples.")
+    return wait
+
+
+async def _explain_samples(
+    session: AsyncSession, policy: Policy, counts: SampleCounts, settings: Settings, *, triggered: bool
+) -> Wait:
+    """Return what the samples that are counted lack for a batch. `settings` are the policy's own."""
     min_size = MIN_TRIGGERED_SAMPLES if triggered else settings.trainer.smallest_batch
     algorithm = settings.algorithm.type.replace("_", " ").upper()
     if counts.ready and not counts.usable:
@@ -226,7 +257,9 @@ async def _count_selectable(
     if settings.raters.max_rater_share < 1.0:
         limit = max(max_samples(settings.raters.max_rater_share, size), even_share(size, counts.raters))
         caps = {"rater": (Sample.rater, limit), **caps}
-    is_usable = await sample_conditions.usable_samples(session, policy, settings)
+    is_allowed = await sample_conditions.allowed_samples(session, policy, settings)
+    is_counted = and_(is_allowed, Sample.ready_at <= counts.counted_until)
+    is_usable = and_(is_counted, sample_conditions.is_learnable(policy, is_counted, settings))
     fewest, limiting = size, ""
     for name, (owner, limit) in caps.items():
         ready = (
@@ -234,12 +267,7 @@ async def _count_selectable(
                 owner.label("owner"),
                 func.dense_rank().over(partition_by=owner, order_by=sample_conditions.group_key()).label("rank"),
             )
-            .where(
-                Sample.policy_id == policy.id,
-                Sample.state == SampleState.OPEN,
-                Sample.ready_at <= now(),
-                is_usable,
-            )
+            .where(Sample.policy_id == policy.id, is_open(), is_usable)
             .subquery()
         ).c
         query = select(func.count()).where(ready.owner.is_(None) | (ready.rank <= limit))

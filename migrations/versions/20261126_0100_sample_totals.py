@@ -1,6 +1,7 @@
-"""Totals of samples that wait. The reconciler counts the samples that are there, step after step.
+"""Totals of samples that wait, and an index to see whether their rewards differ.
 
-The index comes before the table, because its creation commits (see `migrations.online`).
+The reconciler counts the samples that are there, step after step. The indexes come first, because their creation
+commits (see `migrations.online`).
 """
 
 import sqlalchemy as sa
@@ -13,6 +14,10 @@ down_revision = "20261125_0750"
 branch_labels = None
 depends_on = None
 IS_MISCOUNTED = "counted_state <> state AND (state IN ('open', 'quarantined') OR counted_state <> '')"
+INDEXES = (
+    ("ix_samples_miscounted", ["policy_id", "changed_at"], IS_MISCOUNTED),
+    ("ix_samples_policy_id_reward", ["policy_id", "reward"], "state = 'open'"),
+)
 
 
 def upgrade() -> None:
@@ -21,14 +26,9 @@ def upgrade() -> None:
     else:
         column = sa.Column("counted_state", sa.String(16), server_default=sa.text("''"), nullable=False)
         op.add_column("samples", column)
-    condition = sa.text(IS_MISCOUNTED)
-    online.create_index(
-        "ix_samples_miscounted",
-        "samples",
-        ["policy_id", "changed_at"],
-        postgresql_where=condition,
-        sqlite_where=condition,
-    )
+    for name, columns, where in INDEXES:
+        condition = sa.text(where)
+        online.create_index(name, "samples", columns, postgresql_where=condition, sqlite_where=condition)
     op.create_table(
         "sample_totals",
         sa.Column("policy_id", sa.String(48), nullable=False),
@@ -40,6 +40,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    online.drop_index("ix_samples_miscounted", "samples")  # this commits: what cannot be done twice comes after it
+    for name, _, _ in reversed(INDEXES):  # this commits: what cannot be done twice comes after it
+        online.drop_index(name, "samples")
     op.drop_table("sample_totals")
     op.drop_column("samples", "counted_state")

@@ -27,7 +27,7 @@ from app.policies.overrides import effective_settings
 from app.training import batch_samples, sample_conditions, service
 from app.training.fruitless_looks import begin_look
 from app.training.sample_columns import fill_columns, is_open
-from workers.training.select_samples import SamplePool, select_samples
+from workers.training.select_samples import SamplePool, can_have_contrast, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
@@ -78,7 +78,8 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
         return False
     await fill_columns(session, policy_id)
     await _drop_old_samples(session, policy, settings)
-    samples = await _select_batch(session, policy, settings)
+    has_contrast = await can_have_contrast(session, policy_id, settings.algorithm)
+    samples = await _select_batch(session, policy, settings) if has_contrast else []
     if not samples:
         await look.record(session, settings.trainer.max_wait_seconds)
         return False

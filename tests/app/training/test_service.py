@@ -3,14 +3,19 @@
 from typing import Any
 
 import pytest
+from sqlalchemy import text, update
 
+from alignment.config.algorithm import GRPOConfig
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import Audit, LearningMode, Policy, Sample, SampleState, VersionState
 from app.training import service
+from app.training.sample_columns import fill_columns
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
+from tests.support.statement_work import count_work
 from tests.support.trained_versions import create_batch, create_version
+from tests.support.waiting_samples import add_samples
 
 ROOT = "/v1/policies/shop"
 JUDGE = {"type": "judge", "name": "judge", "url": "https://judge.example/v1", "model": "m"}
@@ -195,3 +200,44 @@ async def test_invalid_rewards_are_refused_with_one_sentence(
     assert (answer.status_code, error["param"]) == (400, param), error
     assert error["message"] and "\n" not in error["message"]
     assert (await harness.policy()).rewards is None
+
+
+async def test_the_first_samples_of_a_backlog_are_counted(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_COUNTED", 3)
+    for number in range(5):
+        await create_sample(harness, ready_at=float(number), rater=f"HUMAN/{number}", reward=1.0)
+        await create_sample(harness, ready_at=1e12 + number)
+        await create_sample(harness, state=SampleState.QUARANTINED)
+    body = await read_status(harness)
+    assert body["samples"] == {"open": 3, "not_ready": 3, "quarantined": 3} and body["raters"] == 3
+    assert body["waiting_for"] == "5 more ready samples. This is about the first 3 of the ready samples."
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+async def test_the_state_of_learning_costs_the_same_however_many_samples_wait(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    monkeypatch.setattr(service, "MAX_COUNTED", 100)
+    settings = harness.settings.replace({"algorithm": GRPOConfig()}) if algorithm == "grpo" else harness.settings
+    policy = await harness.policy()
+
+    async def read() -> None:
+        async with harness.db.read() as session:
+            counts = await service.count_samples(session, policy, settings)
+            await service.explain_wait(session, policy, counts, settings, triggered=False)
+            assert (counts.ready, counts.is_limited) == (100, True)
+
+    amounts = []
+    for prefix, count in (("a", 500), ("b", 2000)):
+        await add_samples(harness, count, lambda number: 1.0, prefix)
+        async with harness.db.write() as session:
+            is_new = Sample.turn_id.startswith(f"chatcmpl-{prefix}")
+            later = {"ready_at": Sample.ready_at + 1000.0 * len(amounts)}  # so that the first ones are the same
+            await session.execute(update(Sample).where(is_new).values(later))
+            await fill_columns(session, policy.id)
+            await session.execute(text("ANALYZE"))
+        await read()
+        async with count_work(harness.db) as work:
+            await read()
+        amounts.append(work.amount)
+    assert amounts[1] < 1.2 * amounts[0] + 20

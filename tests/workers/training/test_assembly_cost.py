@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sqlalchemy import text, update
 
+from alignment.config.algorithm import GRPOConfig, PPOConfig, UpdateConfig
 from app.core.database import now
 from app.deployments import comparison
-from app.models import ApiKey, Batch, Policy, Project, Sample, Turn
+from app.models import ApiKey, Batch, Policy, Project, RouteReason, Sample, Turn
 from app.training import feedback_density, fruitless_looks
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
@@ -47,20 +48,27 @@ async def look(harness: Harness) -> int:
     return await work_of(harness, find_nothing)
 
 
+def require_raters(harness: Harness) -> None:
+    """Let all samples that wait be read, and no batch be found."""
+    harness.settings = harness.settings.replace({"raters.min_raters": 2 * FEW})
+
+
 async def test_samples_without_a_batch_are_looked_at_again_when_something_has_changed(harness: Harness) -> None:
-    await add_samples(harness, FEW, lambda number: 1.0)
+    require_raters(harness)
+    await add_samples(harness, FEW, lambda number: (-1.0) ** number)
     first = await look(harness)
     assert await look(harness) > first / 4, "other transactions may commit what they changed before the look"
     async with harness.db.write() as session:
         await session.execute(update(Sample).values(LONG_AGO))
     assert await look(harness) < first / 20
     await add_samples(harness, 1, lambda number: -1.0, prefix="other")
-    assert await assemble(harness.db, harness.settings) == 1
+    assert await look(harness) > first / 4
 
 
 @pytest.mark.parametrize("change", ["settings", "consent of a key", "time"])
 async def test_samples_are_looked_at_again_when_the_conditions_have_changed(harness: Harness, change: str) -> None:
-    await add_samples(harness, FEW, lambda number: 1.0)
+    require_raters(harness)
+    await add_samples(harness, FEW, lambda number: (-1.0) ** number)
     await look(harness)
     async with harness.db.write() as session:
         await session.execute(update(Sample).values(LONG_AGO))
@@ -73,6 +81,27 @@ async def test_samples_are_looked_at_again_when_the_conditions_have_changed(harn
         if change == "time":
             await session.execute(text("UPDATE assembly_looks SET next_at = looked_at"))
     assert await look(harness) > 5 * skipped
+
+
+@pytest.mark.parametrize(("algorithm", "growth"), [(PPOConfig(), 1.2), (GRPOConfig(), None)], ids=["ppo", "grpo"])
+async def test_samples_whose_rewards_are_equal_are_not_ranked(
+    harness: Harness, algorithm: UpdateConfig, growth: float | None
+) -> None:
+    """With groups each of them is read: a hundredth of what a look costs that ranks them."""
+    harness.settings = harness.settings.replace({"algorithm": algorithm})
+    amounts = []
+    for number, count in enumerate((FEW, MANY - FEW)):
+        await add_samples(harness, count, lambda number: 1.0, prefix=f"t{number}")
+        await look(harness)  # which fills the columns of the new samples
+        async with harness.db.write() as session:
+            await session.execute(text("ANALYZE"))
+        amounts.append(await look(harness))
+    if growth is None:
+        assert amounts[1] < 5 * MANY
+    else:
+        assert amounts[1] < growth * amounts[0] + 20
+    await add_samples(harness, 1, lambda number: -1.0, prefix="other")
+    assert await assemble(harness.db, harness.settings) == (not algorithm.needs_groups)
 
 
 async def test_samples_whose_project_does_not_consent_cost_nothing(harness: Harness) -> None:
@@ -103,6 +132,27 @@ async def test_feedback_of_a_policy_without_traffic_is_measured_at_the_same_cost
             await session.execute(text("ANALYZE"))
         amounts.append(await work_of(harness, measure))
     assert amounts[1] < 1.5 * amounts[0] + 10
+
+
+async def test_turns_that_are_not_compared_are_read_up_to_a_bound(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MAX_READ_TURNS", 500)
+    version, arms = await harness.serving(), []
+
+    async def compare() -> None:
+        async with harness.db.read() as session:
+            arms.append(await comparison.read_arm(session, version.id, 0.0))
+
+    amounts = []
+    for prefix, count in (("a", FEW), ("b", MANY - FEW)):
+        await add_turns(harness, count, prefix)
+        async with harness.db.write() as session:
+            is_new = Turn.id.startswith(f"chatcmpl-{prefix}")
+            await session.execute(update(Turn).where(is_new).values(route_reason=RouteReason.PINNED))
+            await session.execute(text("ANALYZE"))
+        amounts.append(await work_of(harness, compare))
+    assert [arm.turns for arm in arms] == [0, 0] and amounts[1] < 1.5 * amounts[0]
 
 
 async def test_the_comparison_of_a_canary_has_a_bound(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
