@@ -16,7 +16,7 @@ from app.core.database import Database, chunked, dialect_insert, now
 from app.models import COUNTED_STATES, IS_MISCOUNTED, Sample, SampleState, SampleTotal
 
 MIN_AGE_SECONDS = 60.0  # since the last change of a sample that is counted
-COUNT_STEP = 5000
+COUNT_STEP = 2000
 WAITING_STATES = (*COUNTED_STATES, SampleState.BATCHED)
 
 
