@@ -118,6 +118,9 @@ class AssemblyLook(Base):
     looked_at: Mapped[float]
     next_at: Mapped[float] = mapped_column(doc="when the next look is due although nothing has changed")
     conditions: Mapped[str] = mapped_column(String(64), doc="hash of what the result depends on besides the samples")
+    no_contrast_at: Mapped[float | None] = mapped_column(
+        doc="when the rewards of all open samples were read and did not differ, as those of later ones do not; or null"
+    )
 
 
 class BatchState(StrEnum):

@@ -1,4 +1,4 @@
-"""Totals of samples that wait, and an index to see whether their rewards differ.
+"""Totals of samples that wait, an index to see whether their rewards differ, and when they were last seen not to.
 
 The reconciler counts the samples that are there, step after step. The indexes come first, because their creation
 commits (see `migrations.online`).
@@ -21,11 +21,13 @@ INDEXES = (
 
 
 def upgrade() -> None:
-    if op.get_bind().dialect.name == "postgresql":  # a second run after a kill finds the column
+    if op.get_bind().dialect.name == "postgresql":  # a second run after a kill finds the columns
         op.execute("ALTER TABLE samples ADD COLUMN IF NOT EXISTS counted_state VARCHAR(16) DEFAULT '' NOT NULL")
+        op.execute("ALTER TABLE assembly_looks ADD COLUMN IF NOT EXISTS no_contrast_at DOUBLE PRECISION")
     else:
         column = sa.Column("counted_state", sa.String(16), server_default=sa.text("''"), nullable=False)
         op.add_column("samples", column)
+        op.add_column("assembly_looks", sa.Column("no_contrast_at", sa.Float(), nullable=True))
     for name, columns, where in INDEXES:
         condition = sa.text(where)
         online.create_index(name, "samples", columns, postgresql_where=condition, sqlite_where=condition)
@@ -43,4 +45,5 @@ def downgrade() -> None:
     for name, _, _ in reversed(INDEXES):  # this commits: what cannot be done twice comes after it
         online.drop_index(name, "samples")
     op.drop_table("sample_totals")
+    op.drop_column("assembly_looks", "no_contrast_at")
     op.drop_column("samples", "counted_state")

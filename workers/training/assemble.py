@@ -27,7 +27,8 @@ from app.policies.overrides import effective_settings
 from app.training import batch_samples, sample_conditions, service
 from app.training.fruitless_looks import begin_look
 from app.training.sample_columns import fill_columns, is_open
-from workers.training.select_samples import SamplePool, can_have_contrast, select_samples
+from workers.training.contrast import find_contrast
+from workers.training.select_samples import SamplePool, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
@@ -78,10 +79,10 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
         return False
     await fill_columns(session, policy_id)
     await _drop_old_samples(session, policy, settings)
-    has_contrast = await can_have_contrast(session, policy_id, settings.algorithm)
-    samples = await _select_batch(session, policy, settings) if has_contrast else []
+    contrast = await find_contrast(session, look, settings.algorithm)
+    samples = await _select_batch(session, policy, settings) if contrast.exists else []
     if not samples:
-        await look.record(session, settings.trainer.max_wait_seconds)
+        await look.record(session, settings.trainer.max_wait_seconds, contrast.read_at)
         return False
     await _freeze(session, policy, head, samples)
     return True

@@ -104,24 +104,6 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
     return locked if _has_contrast(rewards, algorithm) else []
 
 
-async def can_have_contrast(session: AsyncSession, policy_id: str, algorithm: UpdateConfig) -> bool:
-    """Return whether the open samples, usable or not, have rewards that differ; if not, there is no batch.
-
-    Without groups this is two looks into an index. With groups each sample is read, but none is ranked.
-    """
-    is_own = (Sample.policy_id == policy_id, is_open())
-    if algorithm.needs_groups:
-        group = sample_conditions.group_key()
-        having = sample_conditions.rewards_differ(algorithm.min_contrast)
-        return await session.scalar(select(group).where(*is_own).group_by(group).having(having).limit(1)) is not None
-    rewards = [
-        await session.scalar(select(Sample.reward).where(*is_own).order_by(order).limit(1))
-        for order in (Sample.reward.asc(), Sample.reward.desc())
-    ]
-    lowest, highest = rewards
-    return lowest is not None and highest is not None and exceeds(highest, lowest, algorithm.min_contrast)
-
-
 def _has_contrast(rewards: Iterable[tuple[str, float]], algorithm: UpdateConfig) -> bool:
     """Whether two rewards differ enough; for an algorithm that needs groups, two of one group.
 

@@ -3,12 +3,12 @@
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import func, text, update
 
 from alignment.config.algorithm import GRPOConfig, PPOConfig, UpdateConfig
 from app.core.database import now
 from app.deployments import comparison
-from app.models import ApiKey, Batch, Policy, Project, RouteReason, Sample, Turn
+from app.models import ApiKey, AssemblyLook, Batch, Policy, Project, RouteReason, Sample, Turn
 from app.training import feedback_density, fruitless_looks
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
@@ -83,25 +83,55 @@ async def test_samples_are_looked_at_again_when_the_conditions_have_changed(harn
     assert await look(harness) > 5 * skipped
 
 
-@pytest.mark.parametrize(("algorithm", "growth"), [(PPOConfig(), 1.2), (GRPOConfig(), None)], ids=["ppo", "grpo"])
-async def test_samples_whose_rewards_are_equal_are_not_ranked(
-    harness: Harness, algorithm: UpdateConfig, growth: float | None
-) -> None:
-    """With groups each of them is read: a hundredth of what a look costs that ranks them."""
+@pytest.mark.parametrize("algorithm", [PPOConfig(), GRPOConfig()], ids=["ppo", "grpo"])
+async def test_samples_whose_rewards_are_equal_cost_nothing(harness: Harness, algorithm: UpdateConfig) -> None:
     harness.settings = harness.settings.replace({"algorithm": algorithm})
     amounts = []
     for number, count in enumerate((FEW, MANY - FEW)):
         await add_samples(harness, count, lambda number: 1.0, prefix=f"t{number}")
-        await look(harness)  # which fills the columns of the new samples
+        await look(harness)  # which fills the columns of the new samples, and reads all groups
         async with harness.db.write() as session:
+            await session.execute(update(Sample).values(LONG_AGO))
             await session.execute(text("ANALYZE"))
+        await add_samples(harness, 1, lambda number: 1.0, prefix=f"new{number}")
         amounts.append(await look(harness))
-    if growth is None:
-        assert amounts[1] < 5 * MANY
-    else:
-        assert amounts[1] < growth * amounts[0] + 20
-    await add_samples(harness, 1, lambda number: -1.0, prefix="other")
-    assert await assemble(harness.db, harness.settings) == (not algorithm.needs_groups)
+    assert amounts[1] < 1.2 * amounts[0] + 20
+
+
+async def test_a_group_gets_contrast_by_a_sample_that_changes(harness: Harness) -> None:
+    """Between two looks at all groups, only those of the samples that have changed are looked at."""
+    harness.settings = harness.settings.replace({"algorithm": GRPOConfig()})
+    await add_samples(harness, FEW, lambda number: 1.0)
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).values(group_id=func.substr(Sample.turn_id, 1, 16), **LONG_AGO))
+    for _ in range(2):
+        await look(harness)
+        async with harness.db.write() as session:
+            await session.execute(update(Sample).values(LONG_AGO))
+            await session.execute(update(AssemblyLook).values(next_at=0.0))
+    [last] = await harness.all(AssemblyLook)
+    assert last.no_contrast_at is not None and last.no_contrast_at < last.looked_at
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).where(Sample.turn_id == "chatcmpl-t-000007").values(reward=-1.0))
+    assert await assemble(harness.db, harness.settings) == 1
+
+
+@pytest.mark.parametrize("change", ["settings", "time"])
+async def test_all_groups_are_read_again(harness: Harness, change: str) -> None:
+    harness.settings = harness.settings.replace({"algorithm": GRPOConfig()})
+    await add_samples(harness, 4, lambda number: 1.0)
+    await look(harness)
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).values(LONG_AGO))
+        await session.execute(update(AssemblyLook).values(next_at=0.0))
+        if change == "time":
+            read_at = AssemblyLook.no_contrast_at - 2 * fruitless_looks.ALL_GROUPS_SECONDS
+            await session.execute(update(AssemblyLook).values(no_contrast_at=read_at))
+    if change == "settings":
+        harness.settings = harness.settings.replace({"trainer.max_wait_seconds": 1.0})
+    await look(harness)
+    [last] = await harness.all(AssemblyLook)
+    assert last.no_contrast_at == last.looked_at
 
 
 async def test_samples_whose_project_does_not_consent_cost_nothing(harness: Harness) -> None:
