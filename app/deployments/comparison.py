@@ -96,14 +96,19 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     - Each person who voted counts once, by the sum of their votes (`app.raters.approval`): the test for canaries needs
       independent ratings. Programs, judges and the policy's own reward sources have no vote.
     """
+    of_version = (Turn.version_id == version_id, Turn.created_at >= since)
+    newest_first = select(Turn.created_at).where(*of_version).order_by(Turn.created_at.desc())
+    oldest = await session.scalar(newest_first.offset(MAX_READ_TURNS).limit(1))
+    routed = (
+        Turn.version_id == version_id,
+        Turn.created_at >= (since if oldest is None else oldest),
+        Turn.origin == Origin.CHAT,
+        Turn.route_reason.in_(COMPARED_ROUTES),
+    )
     columns = (Turn.id, Turn.state, Turn.num_output_tokens, Turn.created_at, Turn.finished_at)
     end_user = func.coalesce(Turn.end_user, Turn.conversation_id, Turn.id).label("end_user")
-    since_then = select(*columns, end_user, Turn.origin, Turn.route_reason)
-    since_then = since_then.where(Turn.version_id == version_id, Turn.created_at >= since)
-    read = since_then.order_by(Turn.created_at.desc(), Turn.id.desc()).limit(MAX_READ_TURNS).subquery().c
-    newest = select(*[read[column.name] for column in columns], read.end_user)
-    newest = newest.where(read.origin == Origin.CHAT, read.route_reason.in_(COMPARED_ROUTES))
-    newest_turns = newest.order_by(read.created_at.desc(), read.id.desc()).limit(MAX_ARM_TURNS).subquery()
+    newest = select(*columns, end_user).where(*routed).order_by(Turn.created_at.desc(), Turn.id.desc())
+    newest_turns = newest.limit(MAX_ARM_TURNS).subquery()
     turns = newest_turns.c
     done = case((turns.state == TurnState.DONE, 1))
     users = (

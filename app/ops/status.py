@@ -100,7 +100,7 @@ async def _count_samples(session: AsyncSession, policy_ids: Sequence[str]) -> di
     """Count all samples that wait, however old they are, and the others among the newest MAX_ROWS."""
     waiting: Counter[str] = Counter()
     for (_, state), count in (await count_waiting(session, policy_ids)).items():
-        waiting[state] += count
+        waiting[str(state)] += count
     newest = await _count_by_policy(session, policy_ids, Sample, Sample.state)
     return dict(waiting) | {state: count for state, count in newest.items() if state not in WAITING_STATES}
 

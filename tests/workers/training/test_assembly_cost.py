@@ -176,10 +176,11 @@ async def test_turns_that_are_not_compared_are_read_up_to_a_bound(
 
     amounts = []
     for prefix, count in (("a", FEW), ("b", MANY - FEW)):
-        await add_turns(harness, count, prefix)
+        turns = await add_turns(harness, count, prefix)
         async with harness.db.write() as session:
-            is_new = Turn.id.startswith(f"chatcmpl-{prefix}")
-            await session.execute(update(Turn).where(is_new).values(route_reason=RouteReason.PINNED))
+            times = [{"id": turn.id, "created_at": float(MANY * len(amounts) + n)} for n, turn in enumerate(turns)]
+            await session.execute(update(Turn), times)
+            await session.execute(update(Turn).values(route_reason=RouteReason.PINNED))
             await session.execute(text("ANALYZE"))
         amounts.append(await work_of(harness, compare))
     assert [arm.turns for arm in arms] == [0, 0] and amounts[1] < 1.5 * amounts[0]
