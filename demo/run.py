@@ -17,9 +17,10 @@ from app.cli.client import Api
 from app.cli.console import describe_console
 from app.cli.ops import VERSION_COLUMNS, trained_to_served_ms
 from app.cli.output import Row, console, format_optional, make_table
-from app.cli.server import LocalDeployment, check_ports_are_free
+from app.cli.server import LocalDeployment
 from app.core.database import Database
 from app.core.settings import Settings, get_settings
+from app.ops.start_checks import check_ports_are_free
 from demo.recompute_logprobs import LogprobReport, check_logprobs
 from demo.simulate import ClientStats, SimulatedUsers, UserBehavior
 from demo.user_preferences import MAX_BRIEF_TOKENS, MIN_BRIEF_TOKENS

@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
+from app.cli.up_record import read_running
 from app.core.settings import loading, reference
 from app.core.settings.derived import trainer_config
+from app.ops.start_checks import start_problems
 
 config = typer.Typer(no_args_is_help=True, help="Write, check and show the settings (attune.toml).")
 
@@ -25,10 +27,23 @@ def init(
 
 
 @config.command()
-def check() -> None:
-    """Say whether the settings are valid, with a sentence for each problem."""
+def check(
+    settings_only: Annotated[
+        bool,
+        typer.Option("--settings-only", help="do not check this machine: the settings are for others"),
+    ] = False,
+) -> None:
+    """Say whether the settings are valid and `attune up` could start with them here, with a sentence for each problem.
+
+    Needs no network and starts nothing. The exit status is 1 on a problem.
+    """
     loaded = loading.load_settings()
     trainer_config(loaded.settings)
+    if not settings_only:
+        is_running = read_running(loaded.settings) is not None  # which has its ports
+        if problems := [*start_problems(loaded.settings, with_ports=not is_running)]:
+            listed = "the settings are valid, but `attune up` cannot start here:\n  " + "\n  ".join(problems)
+            raise ValueError(listed if problems[1:] else problems[0])
     from_file = sum(source == str(loaded.file) for source in loaded.sources.values())
     where = f"{from_file} from {loaded.file}" if loaded.file else "no attune.toml here"
     from_environment = len(loaded.sources) - from_file

@@ -1,8 +1,12 @@
-"""What `attune up` checks on this machine before it starts anything: each would make a process exit again and again."""
+"""What `attune up` checks on this machine before it starts anything: each would make a process exit again and again.
+
+None needs the network or a database. `attune config check` reports the same, in the same words.
+"""
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -13,10 +17,14 @@ from alignment.config.algorithm import CustomConfig, PolicyGradientConfig, Polic
 from alignment.config.rewards import RuleSource
 from alignment.release.gates import FunctionGate
 from alignment.signals.rules import RULES
+from app.core.processes import port_error
 from app.core.settings import Settings
 from app.core.settings.derived import trainer_config
+from app.inference.model_support import require_supported
 from app.ops.diagnostics import Check, Finding, Level, check_engine_environment, check_model
-from app.policies.machine_fit import gpu_memories
+from app.ops.experiment_log import require_trackers
+from app.policies.adapter_shape import require_adapter_shape
+from app.policies.machine_fit import gpu_memories, require_fit
 from app.policies.model_description import describe_by_program
 
 IMPORT_SECONDS = 300.0  # an import of torch and of a user's package, on a machine that is busy
@@ -94,9 +102,50 @@ START_CHECKS: tuple[Check, ...] = (
 )
 
 
-def require_startable(settings: Settings) -> None:
-    """Raise ValueError with the first problem on this machine that no restart would mend, and how to mend it."""
+def check_ports_are_free(settings: Settings) -> None:
+    """Raise ValueError if another process listens on our ports: it would answer in place of this service."""
+    for name, host, port in (
+        ("ATTUNE_SERVER__PORT", settings.server.host, settings.server.port),
+        ("ATTUNE_ENGINE__PORT", settings.engine.host, settings.engine.port),
+    ):
+        if (reason := port_error(host, port)) is not None:
+            raise ValueError(f"{host}:{port} is taken ({reason}); is Attune already running? Otherwise set {name}")
+
+
+def check_base_model(settings: Settings) -> None:
+    """Raise ValueError if engines are known to compute the base model wrongly, before anything is started.
+
+    One that is not downloaded yet is checked by the engine and the trainer.
+    """
+    if (Path(settings.model) / "config.json").exists():
+        require_supported(settings, Path(settings.model))
+
+
+def start_problems(settings: Settings, *, with_ports: bool = True) -> Iterator[str]:
+    """Yield a sentence for each problem on this machine that no restart would mend: what is wrong, and how to mend it.
+
+    Args:
+        with_ports: Whether the ports must be free. They are not while the service of this home runs.
+    """
+    yield from _refusal(partial(require_trackers, settings.observability.trackers))
+    if with_ports:
+        yield from _refusal(partial(check_ports_are_free, settings))
     for check in START_CHECKS:
         for finding in check(settings):
             if finding.level == Level.PROBLEM:
-                raise ValueError(f"{finding.found.rstrip('.')}. {finding.fix}")
+                yield f"{finding.found.rstrip('.')}. {finding.fix}"
+    for requirement in (check_base_model, require_adapter_shape, require_fit):
+        yield from _refusal(partial(requirement, settings))
+
+
+def _refusal(require: Callable[[], None]) -> Iterator[str]:
+    try:
+        require()
+    except ValueError as error:
+        yield str(error)
+
+
+def require_startable(settings: Settings) -> None:
+    """Raise ValueError with the first of the problems on this machine."""
+    for problem in start_problems(settings):
+        raise ValueError(problem)

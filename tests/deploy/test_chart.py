@@ -78,7 +78,7 @@ def test_settings_of_every_container_are_valid(
 ) -> None:
     file = write_settings(tmp_path, *options)
     migration = by_kind("ConfigMap", *options)["prod-attune-migration"]["data"]
-    assert migration["attune.toml"] == file.read_text(), "what `attune config check` checks is what the pods get"
+    assert migration["attune.toml"] == file.read_text(), "the hook checks what the pods get"
     for name, pod in pods(*options).items():
         for container in containers(pod):
             variables = environment(container)
@@ -93,7 +93,7 @@ def test_settings_of_every_container_are_valid(
                 assert loaded.limits.url == SECRET["ATTUNE_LIMITS__URL"] and loaded.server.host == "0.0.0.0"
     for variable, value in ({"ATTUNE_CONFIG": str(file)} | SECRET).items():
         monkeypatch.setenv(variable, value)
-    result = CliRunner().invoke(app, ["config", "check"])
+    result = CliRunner().invoke(app, ["config", "check", "--settings-only"])
     assert result.exit_code == 0 and "valid" in result.output
 
 
@@ -218,7 +218,10 @@ def test_database_is_migrated_by_a_hook_that_checks_the_settings_first() -> None
     job = by_kind("Job")["prod-attune-migration"]
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     pod = job["spec"]["template"]["spec"]
-    assert [container["args"] for container in containers(pod)] == [["config", "check"], ["db", "upgrade"]]
+    assert [container["args"] for container in containers(pod)] == [
+        ["config", "check", "--settings-only"],
+        ["db", "upgrade"],
+    ]
     own = {"prod-attune-migration"}
     volumes = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
     assert volumes == own and not any("persistentVolumeClaim" in volume for volume in pod["volumes"]), (

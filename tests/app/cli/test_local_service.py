@@ -1,5 +1,6 @@
 """Commands up, stop and logs on a real `attune up`, whose engine cannot start."""
 
+import fcntl
 import os
 import sqlite3
 import subprocess
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TextIO
 
 import httpx2
 import psutil
@@ -83,6 +85,36 @@ def test_stop_says_what_did_not_end(home: Path) -> None:
         finally:
             process.kill()
     assert read_running(load_settings().settings) is None, "the record of a killed process is not that of a running one"
+
+
+def test_record_is_there_only_while_the_service_runs(home: Path) -> None:
+    settings, file = load_settings().settings, home / "up.json"
+    with hold_record(settings, ["api"]):
+        with pytest.raises(ValueError, match="runs already"), hold_record(settings, ["api"]):
+            pass
+        assert file.exists(), "a refused one leaves the record of the running one alone"
+        assert read_running(settings) is not None
+    assert not file.exists()
+    with pytest.raises(RuntimeError), hold_record(settings, ["api"]):
+        raise RuntimeError
+    assert not file.exists()
+
+
+def test_lock_on_a_record_that_its_holder_removed_meanwhile_is_not_taken(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between opening the file and locking it, its holder ends: the next one must lock the file that others open."""
+    settings, lock, locked = load_settings().settings, fcntl.flock, []
+
+    def remove_first(file: TextIO, operation: int) -> None:
+        if not locked:
+            (home / "up.json").unlink()
+        locked.append(operation)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with hold_record(settings, ["api"]):
+        assert len(locked) == 2 and read_running(settings) is not None
 
 
 def test_url_is_that_of_the_running_service(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

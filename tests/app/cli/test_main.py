@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import app
-from app.cli.server import check_ports_are_free, prepare_database
+from app.cli.server import prepare_database
 from app.core.settings import REPOSITORY, Settings, get_settings
+from app.ops.start_checks import check_ports_are_free
 from tests.support.cli import run
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.cli.server import check_base_model
 from app.core.settings import Settings
 from app.inference.model_support import unsupported_reason
+from app.ops.start_checks import check_base_model
 from workers.engine.__main__ import engine_spec
 
 MISTRAL_V01 = {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}
