@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from alignment.extensions import describe_unknown
+
 GIB = 2**30
 
 
@@ -40,5 +42,5 @@ GPUS = {
 def find_gpu(name: str) -> Gpu:
     """Return the GPU of that name. Raises ValueError for one that is not known."""
     if name not in GPUS:
-        raise ValueError(f"there is no GPU {name!r}; known are {', '.join(GPUS)}")
+        raise ValueError(describe_unknown(name, GPUS, "GPU"))
     return GPUS[name]

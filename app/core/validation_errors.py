@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from alignment.extensions import nearest_name
+
 MAX_PART_CHARS = 100  # of a name that the client chose
 KEY = "[key]"  # pydantic's last part for a name within a free table
 # Instead of messages that name types or functions of Python.
@@ -66,7 +68,9 @@ def describe(details: ErrorDetails) -> str:
         context = details.get("ctx", {})
         if "tag" not in context:
             return MESSAGES["missing"]
-        return f"Input should be one of {context['expected_tags']}, not '{str(context['tag'])[:MAX_PART_CHARS]}'"
+        tag, expected = str(context["tag"])[:MAX_PART_CHARS], str(context["expected_tags"])
+        near = nearest_name(tag, [name.strip("'") for name in expected.split(", ")])
+        return f"Input should be one of {expected}, not '{tag}'" + (f"; did you mean '{near}'?" if near else "")
     message = MESSAGES.get(details["type"], details["msg"])
     return (
         message.replace("Dictionary should", "Object should")

@@ -27,9 +27,9 @@ from alignment.signals.rules import ENTRY_POINTS, RULES
 from alignment.signals.verifiers import Custom
 from app.core.errors import BadRequest
 from app.core.settings import Settings
-from app.core.settings.loading import explain
+from app.core.settings.problems import explain, find_wrong_types
 from app.core.settings.root import parse_algorithm
-from app.core.settings.tree import did_you_mean, find, nearest
+from app.core.settings.tree import did_you_mean, find, is_typed_table, nearest
 from app.policies.overrides import SECTIONS, Own, find_shared, leaf_paths, overlay
 
 MAX_STEPS = 64  # optimizer steps of an update; more where the deployment itself makes more
@@ -87,7 +87,10 @@ def _merge_algorithm(before: Mapping[str, Any] | None, value: Any, settings: Set
 def _find_misplaced(patch: Mapping[str, Any]) -> Iterator[BadRequest]:
     """Yield an error for each value that is no setting of a policy."""
     for path in leaf_paths(patch):
-        is_setting = find(Settings, tuple(path.split("."))) is not None
+        parts = tuple(path.split("."))
+        is_setting = find(Settings, parts) is not None
+        if not is_setting and is_typed_table(Settings, parts[:-1]):
+            continue  # `check` knows the type, and with it the names
         if not is_setting:
             hints = [hint for hint in nearest(Settings, path) if hint.partition(".")[0] in SECTIONS]
             message = f"{path} is not a setting{did_you_mean([hint for hint in hints if find_shared(hint) is None])}"
@@ -108,13 +111,16 @@ def check(own: Own, settings: Settings) -> Settings:
     data = {name: getattr(settings, name) for name in settings.model_fields_set}
     for name, values in own.items():
         data[name] = overlay(settings, name, values) if isinstance(values, Mapping) else values
+    errors = find_wrong_types(own)
     try:
         effective = Settings.model_validate(data)
     except ValidationError as error:
-        problems = explain(error, {})
+        errors += error.errors(include_url=False)
+    if errors:
+        problems = explain(errors, {})
         path = problems[0].partition(":")[0]
         param = path if find(Settings, tuple(path.split("."))) is not None else "settings"
-        raise BadRequest("; ".join(problems[:MAX_PROBLEMS]), param=param, code="invalid_value") from error
+        raise BadRequest("; ".join(problems[:MAX_PROBLEMS]), param=param, code="invalid_value")
     if "algorithm" in own:
         _check_code(effective.algorithm, settings.algorithm)
     if "algorithm" in own or "trainer" in own:

@@ -12,20 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
+from app.core.settings.problems import explain, find_wrong_types
 from app.core.settings.renamed import RENAMED
 from app.core.settings.root import Settings, parse_algorithm
-from app.core.settings.tree import (
-    did_you_mean,
-    find,
-    is_secret,
-    is_text,
-    is_url,
-    nearest,
-    variable_name,
-)
-from app.core.validation_errors import describe, find_place
+from app.core.settings.tree import did_you_mean, find, is_number, is_text, is_typed_table, nearest, variable_name
 
 PREFIX = "ATTUNE_"
 CONFIG_VARIABLE = "ATTUNE_CONFIG"
@@ -34,12 +25,6 @@ DEFAULT_FILE = Path("attune.toml")
 OTHER_VARIABLES = re.compile(
     r"ATTUNE_(CONFIG|FULL|SHUFFLE|FUZZ_\w+|TEST_\w+|REQUIRE_\w+|\w+_FLAGS)"
     r"|ATTUNE_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_\w+)"
-)
-
-
-# Instead of pydantic's, which name Python's types.
-MESSAGES = dict.fromkeys(("list_type", "tuple_type"), 'it must be a list, e.g. ["one", "two"]') | dict.fromkeys(
-    ("dict_type", "model_type", "model_attributes_type"), "it must be a table, e.g. {share = 0.05}, in a variable JSON"
 )
 
 
@@ -72,11 +57,14 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> LoadedSettings:
     from_file = {} if file is None else _read_file(file)
     from_environment, variables, problems = _read_environment(environ)
     sources = {path: str(file) for path in _flatten(from_file)} | variables
+    values = _merge(from_file, from_environment)
+    texts = {path for path, name in variables.items() if not isinstance(_parse(environ[name]), dict | list)}
+    errors = find_wrong_types(values, texts)
     try:
-        settings = Settings.model_validate(_merge(from_file, from_environment))
+        settings = Settings.model_validate(values)
     except ValidationError as error:
-        problems += explain(error, sources)
-    if problems:
+        errors += error.errors(include_url=False)
+    if problems := problems + explain(errors, sources):
         raise SettingsError(problems)
     return LoadedSettings(settings, sources, file)
 
@@ -109,8 +97,10 @@ def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         value = environ[name]
         path = tuple(name.removeprefix(PREFIX).lower().split("__"))
         annotation = find(Settings, path)
-        if annotation is not None:
+        if annotation is not None or is_typed_table(Settings, path[:-1]):  # whose names its `type` decides about
             parsed: Any = value if is_text(annotation) else _parse(value)
+            if isinstance(parsed, bool) and is_number(annotation):
+                parsed = value
             variables[".".join(path)] = name
             tables = _merge(tables, reduce(lambda inner, part: {part: inner}, reversed(path), parsed))
         elif OTHER_VARIABLES.fullmatch(name) is None and not value.startswith("tcp://"):
@@ -161,33 +151,3 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
-
-
-def explain(error: ValidationError, sources: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each problem: where the value comes from, what is wrong, and what to do."""
-    return [_explain(details, sources) for details in error.errors(include_url=False)]
-
-
-def _explain(details: ErrorDetails, sources: Mapping[str, str]) -> str:
-    path = ".".join(map(str, find_place(details, Settings)))
-    source = next((sources[part] for part in _prefixes(path) if part in sources), None)
-    source = source or next((name for other, name in sources.items() if other.startswith(f"{path}.")), None)
-    where = f"{source}: " if source else ""
-    if details["type"] == "extra_forbidden":
-        if find(Settings, tuple(path.split("."))) is not None:  # of another type of the same table
-            return f'{where}{path} does not belong to type = "{details["loc"][-2]}"'
-        if (renamed := RENAMED.get(variable_name(path.rpartition(".")[2]))) is not None and renamed != path:
-            return f"{where}{path} is not a setting; it is {renamed}"
-        return f"{where}{path} is not a setting{did_you_mean(nearest(Settings, path))}"
-    message = MESSAGES.get(details["type"]) or describe(details)
-    message = message[0].lower() + message[1:]
-    value = details.get("input")
-    is_shown = isinstance(value, str | int | float | bool) and not is_secret(path) and not is_url(path) and path
-    return f"{where}{path}{': ' if path else ''}{message}" + (f" (it is {value!r})" if is_shown else "")
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """Yield a path, then those of the tables around it."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]

@@ -37,11 +37,12 @@ each dot, so `ATTUNE_TRAINER__OPTIM__LR=1e-4` is `lr` in `[trainer.optim]`. In v
 
 ```
 attune config init            # write attune.toml with the settings and their defaults, commented out
-attune config check           # is it valid? one sentence for each problem
+attune config check           # is it valid, and can `attune up` start here? one sentence for each problem
 attune config show --source   # the settings with their defaults, and where each comes from; secrets are hidden
 ```
 
-An unknown name is an error that names the nearest setting. Relative paths start at the current folder. Use one file for
+An unknown name is an error that names the nearest setting. A wrong type is an error too: in the file and in JSON, `"24"`
+and `true` are no numbers; the text of a variable is parsed. Relative paths start at the current folder. Use one file for
 all processes of a deployment; what may differ by process is `home` ([deploying.md](deploying.md)), `engine.name`,
 `engine.versions_url`, addresses, ports and devices. `trainer.adaptation` and `trainer.lora` are fixed by the first
 version of a `home`. A policy may have its own values in the sections trainer, algorithm, rewards, rollouts and release

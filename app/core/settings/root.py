@@ -20,7 +20,7 @@ from alignment.config.algorithm import (
 )
 from alignment.config.rewards import RewardsConfig
 from alignment.config.rollouts import RolloutsConfig
-from alignment.extensions import extension_names
+from alignment.extensions import describe_unknown, extension_names
 from alignment.release.gates import PromptsGate
 from alignment.release.shadow import disabled_reason
 from app.core.database_url import sqlite_url
@@ -53,16 +53,14 @@ def _check_policy_loss(name: str) -> None:
         return
     known = extension_names(POLICY_LOSS_ENTRY_POINTS, builtins)
     if name not in known:
-        raise ValueError(f"there is no policy loss {name!r}; known are {', '.join(known)}")
+        raise ValueError(describe_unknown(name, known, "policy loss"))
 
 
 def _check_algorithm(name: str) -> None:
     """Raise ValueError unless the algorithm is an entry point, or a path, which the trainer imports."""
     known = extension_names(ALGORITHM_ENTRY_POINTS, ALGORITHM_NAMES)
     if name not in known and ":" not in name and "." not in name:
-        raise ValueError(
-            f"there is no algorithm {name!r}; known are {', '.join(known)}, and a class of your own is module:Class"
-        )
+        raise ValueError(f"{describe_unknown(name, known, 'algorithm')}, and a class of your own is module:Class")
 
 
 class Settings(Frozen):

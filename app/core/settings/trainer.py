@@ -21,7 +21,7 @@ DEFAULT_KL_TARGET = 0.01
 
 def false_to_none(value: object) -> object:
     """TOML has no null."""
-    return None if value is False or value == "false" else value
+    return None if value is False else value
 
 
 class TrainerSettings(Frozen):

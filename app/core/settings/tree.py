@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -76,6 +76,47 @@ def is_text(annotation: Any) -> bool:
     )
 
 
+def is_number(annotation: Any) -> bool:
+    """Whether a value of this type is a number."""
+    return all(kind in (int, float) for kind in members(annotation))
+
+
+def is_typed_table(root: Any, path: tuple[str, ...]) -> bool:
+    """Whether a path is at or below a table with a `type`, whose names depend on the type."""
+    return any(len(models(find(root, path[:length]))) > 1 for length in range(1, len(path) + 1))
+
+
+class ChosenTable(NamedTuple):
+    """A table that a `type` or an index chose, and the tables of the other types."""
+
+    model: type[BaseModel]
+    others: tuple[type[BaseModel], ...]
+
+
+def chosen_table(root: Any, loc: tuple[str | int, ...]) -> ChosenTable | None:
+    """Return the table that holds the last part of pydantic's path; None where neither type nor index leads to it."""
+    annotation, is_chosen = root, False
+    others: tuple[type[BaseModel], ...] = ()
+    for part in loc[:-1]:
+        kinds = models(annotation)
+        if len(kinds) > 1:  # the part is the type
+            annotation = next(kind for kind in kinds if kind.model_fields["type"].default == part)
+            others = tuple(kind for kind in kinds if kind is not annotation)
+        else:
+            annotation, others = _child(annotation, part), ()
+        is_chosen = is_chosen or bool(others) or isinstance(part, int)
+    kinds = models(annotation)
+    return ChosenTable(kinds[0], others) if is_chosen and len(kinds) == 1 else None
+
+
+def _child(annotation: Any, part: str | int) -> Any:
+    """Return the type of a value within a value: a field of a table, an item of a list, a value of a free table."""
+    if (field := children(annotation).get(str(part))) is not None:
+        return field.annotation
+    items = [get_args(kind) for kind in members(annotation) if get_origin(kind) in (list, tuple, dict)]
+    return items[0][1 if isinstance(part, str) else 0] if items else None
+
+
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
     """Yield every setting below a model in order. A list, a free table and a table that may be absent are one leaf."""
     for name, field in model.model_fields.items():
@@ -99,8 +140,11 @@ def _may_be_none(annotation: Any) -> bool:
     return type(None) in get_args(annotation)
 
 
-def nearest(root: type[BaseModel], path: str) -> list[str]:
-    """Return the settings that were probably meant by an unknown path, at most three."""
+def nearest(root: type[BaseModel], path: str, cutoff: float = 0.8) -> list[str]:
+    """Return the settings that were probably meant by an unknown path, at most three.
+
+    `cutoff` is the similarity, from 0 to 1, from which on a name is meant.
+    """
     known = [*_paths(root)]
     section, _, name = path.rpartition(".")
     same_name = [other for other in known if other.rpartition(".")[2] == name]
@@ -111,7 +155,7 @@ def nearest(root: type[BaseModel], path: str) -> list[str]:
     if matches := get_close_matches(path, known, n=1, cutoff=0.75):
         return matches
     by_name = {other.rpartition(".")[2]: other for other in known}
-    return [by_name[match] for match in get_close_matches(name, by_name, n=1, cutoff=0.8)]
+    return [by_name[match] for match in get_close_matches(name, by_name, n=1, cutoff=cutoff)]
 
 
 def did_you_mean(hints: list[str]) -> str:

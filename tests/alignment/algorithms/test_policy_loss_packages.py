@@ -101,7 +101,8 @@ def test_loss_of_a_package_is_aggregated_corrected_and_regularized() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ppoo", "no policy loss 'ppoo'; known are .*cispo.* ppo, "),  # and those that other tests have imported
+        # and those that other tests have imported
+        ("ppoo", "no policy loss 'ppoo'; did you mean 'ppo'. Known are .*cispo.* ppo, "),
         ("no_such_module:loss", "cannot be imported"),
         ("tests.alignment.algorithms.test_policy_loss_packages:undecorated", "no decorator register_policy_loss"),
     ],

@@ -83,7 +83,7 @@ def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grpoo", "known are.*grpo"),
+        ("grpoo", "did you mean 'grpo'. Known are .*grpo"),
         ("missing.package:Algorithm", "cannot be imported"),
         ("tests.alignment.algorithms.test_registry:Missing", "cannot be imported"),
         ("builtins:int", "not a subclass"),

@@ -84,8 +84,6 @@ WRONG_FILES = {  # the file's text, and the sentence
     "[trainer]\nbatch_sise = 4": "FILE: trainer.batch_sise is not a setting; did you mean trainer.batch_size?",
     "[trainer]\neps = 1": "FILE: trainer.eps is not a setting; did you mean trainer.optim.eps?",
     "[trainr]\nranks = 1": "FILE: trainr is not a setting; did you mean trainer?",
-    '[trainer]\nbatch_size = "x"': "FILE: trainer.batch_size: input should be a valid integer, unable to parse "
-    "string as an integer (it is 'x')",
     '[algorithm]\ntype = "kto"\nclip_low = 0.1': 'FILE: algorithm.clip_low does not belong to type = "kto"',
     "[trainer]\nmax_batch_size = 12": "FILE: trainer: max_batch_size (12) must be at least batch_size (24)",
     "[trainer]\nmin_batch_size = 25": "FILE: trainer: min_batch_size (25) must be at most batch_size (24)",
@@ -114,6 +112,15 @@ WRONG_VARIABLES = {  # a variable without its prefix, its value, and the sentenc
         "TRAINER__KL_GUARD",
         "-1",
     ): "ATTUNE_TRAINER__KL_GUARD: trainer.kl_guard: input should be greater than 0 (it is -1)",
+    ("TRAINER__KL_GUARD", "true"): "ATTUNE_TRAINER__KL_GUARD: trainer.kl_guard: it must be a number (it is 'true')",
+    ("TRAINER__OPTIM__BETAS", '["0.9", 0.99]'): "ATTUNE_TRAINER__OPTIM__BETAS: trainer.optim.betas.0: it must be a "
+    "number without quotes (it is '0.9')",
+    ("ALGORITHM", '{"type": "kto", "epochs": true}'): "ATTUNE_ALGORITHM: algorithm.epochs: it must be a whole number "
+    "(it is true)",
+    ("ALGORITHM__CLIP_LO", "0.1"): "ATTUNE_ALGORITHM__CLIP_LO is not a setting; did you mean "
+    "ATTUNE_ALGORITHM__CLIP_LOW?",
+    ("REWARDS__SOURCES", '[{"type": "explicit", "wieght": 1}]'): "ATTUNE_REWARDS__SOURCES: rewards.sources.0.wieght is "
+    "not a setting; did you mean rewards.sources.0.weight?",
 }
 
 

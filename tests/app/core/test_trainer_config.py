@@ -51,7 +51,8 @@ def test_kl_target_above_the_guard_is_refused() -> None:
 
 
 def test_unknown_policy_loss_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="no policy loss 'ppoo'; known are cispo, dppo_tv, gspo, ppo, reinforce, sapo"):
+    known = "cispo, dppo_tv, gspo, ppo, reinforce, sapo"
+    with pytest.raises(ValueError, match=rf"no policy loss 'ppoo'; did you mean 'ppo'\? Known are {known}"):
         Settings(algorithm=PPOConfig(loss="ppoo"))
     assert Settings(algorithm=PPOConfig(loss="shop_losses:mine")).algorithm == PPOConfig(loss="shop_losses:mine")
 
