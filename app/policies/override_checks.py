@@ -52,6 +52,8 @@ def merge(own: Own, patch: Mapping[str, Any], settings: Settings) -> Own:
     if "algorithm" in patch:
         merged["algorithm"] = _merge_algorithm(own.get("algorithm"), patch["algorithm"], settings)
     merged = {name: values for name, values in merged.items() if values is not None and values != {}}
+    if errors := find_wrong_types(merged):
+        raise _bad_request(explain(errors, {}))
     check(merged, settings)
     return merged
 
@@ -111,16 +113,10 @@ def check(own: Own, settings: Settings) -> Settings:
     data = {name: getattr(settings, name) for name in settings.model_fields_set}
     for name, values in own.items():
         data[name] = overlay(settings, name, values) if isinstance(values, Mapping) else values
-    errors = find_wrong_types(own)
     try:
         effective = Settings.model_validate(data)
     except ValidationError as error:
-        errors += error.errors(include_url=False)
-    if errors:
-        problems = explain(errors, {})
-        path = problems[0].partition(":")[0]
-        param = path if find(Settings, tuple(path.split("."))) is not None else "settings"
-        raise BadRequest("; ".join(problems[:MAX_PROBLEMS]), param=param, code="invalid_value")
+        raise _bad_request(explain(error.errors(include_url=False), {})) from error
     if "algorithm" in own:
         _check_code(effective.algorithm, settings.algorithm)
     if "algorithm" in own or "trainer" in own:
@@ -133,6 +129,12 @@ def check(own: Own, settings: Settings) -> Settings:
         for index, gate in enumerate(effective.release.gates):
             _check_gate(gate, f"release.gates.{index}", settings)
     return effective
+
+
+def _bad_request(problems: list[str]) -> BadRequest:
+    path = problems[0].partition(":")[0]
+    param = path if find(Settings, tuple(path.split("."))) is not None else "settings"
+    return BadRequest("; ".join(problems[:MAX_PROBLEMS]), param=param, code="invalid_value")
 
 
 def _check_code(algorithm: AlgorithmConfig, deployment: AlgorithmConfig) -> None:

@@ -57,3 +57,19 @@ def change_in_place(settings: Settings, values: Mapping[str, Any]) -> None:
     changed = settings.replace(by_path(values))
     settings.__dict__.update(changed.__dict__)
     settings.model_fields_set.update(changed.model_fields_set)  # `replace` goes on from these
+
+
+def other_value(annotation: Any, default: Any) -> Any:
+    """Return another value of a setting of this type than its default. Raises AssertionError if none can be derived."""
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int):
+        return default + 1
+    if isinstance(default, float):
+        return default / 2 if default else 0.25
+    if default is None:
+        return 7 if "int" in str(annotation) else 0.004 if "float" in str(annotation) else "other"
+    if isinstance(default, str):
+        choices = [choice for choice in getattr(annotation, "__args__", ()) if choice != default]
+        return choices[0] if choices else "other"
+    raise AssertionError(f"no other value of {annotation}, whose default is {default!r}")

@@ -34,6 +34,7 @@ def reduce_loss(
     logprobs_BT: Tensor | None = None,
     *,
     rows_per_micro_batch: int | None = None,
+    entropy_BT: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Return the loss of the batch as one minibatch, and its metrics with `loss`, as the trainer computes them.
 
@@ -48,7 +49,8 @@ def reduce_loss(
     for start in range(0, len(indices), size):
         rows = indices[start : start + size]
         sets = tuple(tuple(i - start for i in members) for members in coupled if members[0] in rows)
-        inputs = MicroBatch(data, rows, sets, scored_BT[list(rows)], None)
+        entropies_BT = None if entropy_BT is None else entropy_BT[list(rows)]
+        inputs = MicroBatch(data, rows, sets, scored_BT[list(rows)], entropies_BT)
         reduced = reducer.reduce(algorithm.compute_loss(inputs), inputs, "actor/pg_loss")
         accumulator.add(reduced, 1.0)
         losses.append(reduced.loss)

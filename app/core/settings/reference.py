@@ -41,13 +41,13 @@ attune config check           # is it valid, and can `attune up` start here? one
 attune config show --source   # the settings with their defaults, and where each comes from; secrets are hidden
 ```
 
-An unknown name is an error that names the nearest setting. A wrong type is an error too: in the file and in JSON, `"24"`
-and `true` are no numbers; the text of a variable is parsed. Relative paths start at the current folder. Use one file for
-all processes of a deployment; what may differ by process is `home` ([deploying.md](deploying.md)), `engine.name`,
-`engine.versions_url`, addresses, ports and devices. `trainer.adaptation` and `trainer.lora` are fixed by the first
-version of a `home`. A policy may have its own values in the sections trainer, algorithm, rewards, rollouts and release
-([policies.md](policies.md)). The file that `attune config init` writes has every setting but those of the algorithms,
-which are at the end of this page.
+An unknown name is an error that names the nearest setting. A wrong type is an error too: in the file and in JSON,
+`"24"` and `true` are no numbers; the text of a variable is parsed. Relative paths start at the current folder. Use
+one file for all processes of a deployment; what may differ by process is `home` ([deploying.md](deploying.md)),
+`engine.name`, `engine.versions_url`, addresses, ports and devices. `trainer.adaptation` and `trainer.lora` are fixed
+by the first version of a `home`. A policy may have its own values in the sections trainer, algorithm, rewards,
+rollouts and release ([policies.md](policies.md)). The file that `attune config init` writes has every setting but
+those of the algorithms, which are at the end of this page.
 """
 
 

@@ -104,7 +104,8 @@ def test_lock_on_a_record_that_its_holder_removed_meanwhile_is_not_taken(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between opening the file and locking it, its holder ends: the next one must lock the file that others open."""
-    settings, lock, locked = load_settings().settings, fcntl.flock, []
+    settings, lock = load_settings().settings, fcntl.flock
+    locked: list[int] = []
 
     def remove_first(file: TextIO, operation: int) -> None:
         if not locked:

@@ -19,7 +19,7 @@ from app.core.settings.loading import LoadedSettings, SettingsError, load_settin
 from app.core.settings.reference import reference, show, template
 from app.core.settings.renamed import RENAMED
 from app.core.settings.tree import find, leaves, variable_name
-from tests.support.settings import to_environment
+from tests.support.settings import other_value, to_environment
 from workers.engine.__main__ import engine_spec
 
 
@@ -204,6 +204,12 @@ VALUES: dict[str, Any] = {
     "trainer.late": None,
     "trainer.lora.target_modules": ("q_proj",),
 }
+
+
+def other(path: str, annotation: Any, default: Any) -> Any:
+    return VALUES[path] if path in VALUES else other_value(annotation, default)
+
+
 TRAINER_ONLY = {  # settings of [trainer] that decide about batches and versions, not about the trainer's computations
     "parity_check",
     *("ranks", "batch_size", "max_batch_size", "min_batch_size", "max_wait_seconds", "max_sample_age_seconds"),
@@ -220,23 +226,6 @@ ENGINE_ONLY = {
 }
 
 
-def other_value(path: str, annotation: Any, default: Any) -> Any:
-    if path in VALUES:
-        return VALUES[path]
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, int):
-        return default + 1
-    if isinstance(default, float):
-        return default / 2 if default else 0.25
-    if default is None:
-        return 7 if "int" in str(annotation) else 0.004 if "float" in str(annotation) else "other"
-    if isinstance(default, str):
-        choices = [choice for choice in getattr(annotation, "__args__", ()) if choice != default]
-        return choices[0] if choices else "other"
-    raise AssertionError(f"no other value of {path}")
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -248,7 +237,7 @@ def other_value(path: str, annotation: Any, default: Any) -> Any:
 def test_every_setting_of_the_trainer_reaches_its_configuration(path: str) -> None:
     [leaf] = [leaf for leaf in leaves(Settings) if leaf.path == path]
     before = Settings().replace({"trainer.optim.total_steps": 100})
-    after = before.replace({path: other_value(path, leaf.annotation, leaf.default)})
+    after = before.replace({path: other(path, leaf.annotation, leaf.default)})
     assert trainer_config(before) != trainer_config(after)
 
 
@@ -263,7 +252,7 @@ def test_every_setting_of_the_trainer_reaches_its_configuration(path: str) -> No
 def test_every_setting_of_the_engine_reaches_its_command_line(tmp_path: Path, path: str) -> None:
     [leaf] = [leaf for leaf in leaves(Settings) if leaf.path == path]
     settings = Settings(home=tmp_path, engine={"api_key": "chat", "admin_key": "admin"})
-    changed = settings.replace({path: other_value(path, leaf.annotation, leaf.default)})
+    changed = settings.replace({path: other(path, leaf.annotation, leaf.default)})
     before, after = engine_spec(settings), engine_spec(changed)
     assert before.command(parent=1) != after.command(parent=1) or before.environment() != after.environment()
 
