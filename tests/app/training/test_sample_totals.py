@@ -9,7 +9,18 @@ import pytest
 from sqlalchemy import func, select, text, update
 
 from app.core.database import Database
-from app.models import COUNTED_STATES, Batch, BatchState, Feedback, Sample, SampleRule, SampleState, SampleTotal, Turn
+from app.models import (
+    COUNTED_STATES,
+    IS_MISCOUNTED,
+    Batch,
+    BatchState,
+    Feedback,
+    Sample,
+    SampleRule,
+    SampleState,
+    SampleTotal,
+    Turn,
+)
 from app.training import batch_samples, sample_totals
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
@@ -174,7 +185,7 @@ async def test_counts_are_those_of_the_rows_after_any_series_of_acts(harness: Ha
         await check(harness)
     await count(harness)
     async with harness.db.read() as session:
-        is_miscounted = text(sample_totals.IS_MISCOUNTED)
+        is_miscounted = text(IS_MISCOUNTED)
         assert await session.scalar(select(func.count()).select_from(Sample).where(is_miscounted)) == 0
     await check(harness)
 
@@ -182,7 +193,7 @@ async def test_counts_are_those_of_the_rows_after_any_series_of_acts(harness: Ha
 def api_database(harness: Harness) -> Database:
     """Return the database of the API, which runs in this process."""
     transport = harness.api._transport
-    return transport.app.state.services.get(Database)  # type: ignore[attr-defined,no-any-return]
+    return transport.app.state.services.get(Database)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("page", ["/v1/status", "metrics of the workers"])

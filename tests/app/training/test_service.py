@@ -227,7 +227,7 @@ async def test_the_state_of_learning_costs_the_same_however_many_samples_wait(
             await service.explain_wait(session, policy, counts, settings, triggered=False)
             assert (counts.ready, counts.is_limited) == (100, True)
 
-    amounts = []
+    amounts: list[int] = []
     for prefix, count in (("a", 500), ("b", 2000)):
         await add_samples(harness, count, lambda number: 1.0, prefix)
         async with harness.db.write() as session:

@@ -174,7 +174,7 @@ async def test_turns_that_are_not_compared_are_read_up_to_a_bound(
         async with harness.db.read() as session:
             arms.append(await comparison.read_arm(session, version.id, 0.0))
 
-    amounts = []
+    amounts: list[int] = []
     for prefix, count in (("a", FEW), ("b", MANY - FEW)):
         turns = await add_turns(harness, count, prefix)
         async with harness.db.write() as session:
