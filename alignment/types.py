@@ -6,8 +6,8 @@ This module does not import torch when it runs, so `app` may import it. Tensor s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -63,18 +63,62 @@ class Sample:
         return len(self.prompt_ids) + len(self.output_ids)
 
 
+class TextRule(StrEnum):
+    """Why the text of a correction is not learned from. The reply's reward is learned from nevertheless."""
+
+    WHOLE_CONVERSATION = "whole_conversation"  # it corrects no single reply
+    NOT_TEXT = "not_text"  # the reply calls tools, or has no text
+    SAME_TEXT = "same_text"  # but for white space
+    TOO_LONG = "too_long"
+    SPECIAL_TOKENS = "special_tokens"  # it has marks of the chat template
+    OTHER_TOKENS = "other_tokens"  # the reply's text cannot be found in its recorded tokens
+    TOO_MANY = "too_many"  # corrections of one reply
+
+
+@dataclass(frozen=True)
+class CorrectedReply:
+    """A better text that somebody wrote for a reply: the pair (`text`, the reply of `sample`) to learn from.
+
+    Example: CorrectedReply(id="fb-7", sample=sample, reply="We open at 9.", text="We open at 8.", weight=0.5)
+    """
+
+    id: str  # of the feedback
+    sample: Sample  # the reply as it was served
+    reply: str  # its text
+    text: str
+    weight: float = 1.0  # confidence in whoever wrote it, relative to other corrections
+
+
 @dataclass(frozen=True)
 class Batch:
     """A frozen set of samples for one update of one policy.
 
-    `held_out` are other replies of the version that the update starts from. Nothing is learned from them: the KL of the
-    update is measured on them.
+    `corrected` are replies with better texts. A reply may be among the samples, too: then it is learned from by its
+    reward as well. `held_out` are other replies of the version that the update starts from. Nothing is learned from
+    them: the KL of the update is measured on them.
     """
 
     id: str
     policy: str
     samples: tuple[Sample, ...]
     held_out: tuple[Sample, ...] = ()
+    corrected: tuple[CorrectedReply, ...] = ()
+
+    @property
+    def replies(self) -> tuple[Sample, ...]:
+        """Return the samples, and the corrected replies that are not among them, each once."""
+        by_turn = {sample.turn_id: sample for sample in self.samples}
+        for one in self.corrected:
+            by_turn.setdefault(one.sample.turn_id, one.sample)
+        return tuple(by_turn.values())
+
+    def without(self, turn_ids: Collection[str]) -> Batch:
+        """Return the batch without these turns."""
+        return replace(
+            self,
+            samples=tuple(sample for sample in self.samples if sample.turn_id not in turn_ids),
+            corrected=tuple(one for one in self.corrected if one.sample.turn_id not in turn_ids),
+        )
 
 
 def check_variance(rewards: Sequence[float]) -> None:
@@ -279,3 +323,4 @@ class UpdateReport:
     unused_turn_ids: tuple[str, ...] = ()  # ids of the turns that the algorithm could not use
     foreign_turns: Mapping[str, str] = field(default_factory=dict)  # turns that were left out, with the reasons
     returned_turns: Mapping[str, ReturnReason] = field(default_factory=dict)  # turns to learn from in a later update
+    unused_texts: Mapping[str, TextRule] = field(default_factory=dict)  # corrections, by id, whose text is not used

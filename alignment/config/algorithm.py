@@ -306,6 +306,13 @@ class KTOConfig(UpdateConfig):
     max_kl: float | None = None
 
 
+class CorrectionPairsConfig(UpdateConfig):
+    """DPO on corrected texts, beside the policy's own algorithm. No settings of users reach it."""
+
+    beta: float = Field(default=0.1, gt=0)
+    max_kl: float | None = None
+
+
 class CustomConfig(UpdateConfig):
     """An algorithm of another package: `module:Class`, or an entry point of the group `attune.algorithms`.
 

@@ -104,6 +104,12 @@ class PolicyModel(nn.Module):
         """Return the number of token ids of the base model."""
         return int(self.base_lm.model.config.get_text_config().vocab_size)
 
+    @property
+    def context_length(self) -> int | None:
+        """Return the most tokens that the base model was made for; None if its configuration does not say."""
+        length = getattr(self.base_lm.model.config.get_text_config(), "max_position_embeddings", None)
+        return None if length is None else int(length)
+
     def shard(self) -> None:
         """Shard the weights over the ranks, if there are several. Optimizers must be built after this."""
         units = [*self.base_lm.layers]

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from alignment.data.collate import output_mask
+from alignment.data.corrections import TextTokenizer
 from alignment.data.micro_batches import ScoredSequence, make_micro_batches, make_model_inputs
 from alignment.models import lora as model_lora
 from alignment.models import parallel
@@ -123,11 +124,15 @@ def score_sequences(
     return score_micro_batches(policy, sequences, micro_batches, output_mask(sequences, policy.device), role)
 
 
-def probe_ids(base_model: Path, dtype: str) -> tuple[tuple[int, ...], ...]:
+def load_tokenizer(base_model: Path) -> TextTokenizer:
+    tokenizer: TextTokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True)
+    return tokenizer
+
+
+def probe_ids(tokenizer: TextTokenizer, dtype: str) -> tuple[tuple[int, ...], ...]:
     """Return the token ids of the probe texts for weights of this type; texts of fewer than two tokens are skipped."""
     texts = PROBE_TEXTS if dtype == "float32" else PROBE_TEXTS + MORE_PROBE_TEXTS
-    tokenizer = AutoTokenizer.from_pretrained(base_model, local_files_only=True)
-    encoded = (tokenizer(text, add_special_tokens=False)["input_ids"][:MAX_TOKENS] for text in texts)
+    encoded = (tokenizer.encode(text, add_special_tokens=False)[:MAX_TOKENS] for text in texts)
     return tuple(tuple(ids) for ids in encoded if len(ids) > 1)
 
 

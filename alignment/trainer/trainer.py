@@ -21,7 +21,7 @@ from alignment.trainer import base_probe, checkpoint
 from alignment.trainer.base_probe import BaseProbe
 from alignment.trainer.checkpoint import Checkpoint, Export, Progress, RoleState
 from alignment.trainer.optimizer import Optimizer
-from alignment.trainer.scoring import Probe, probe_ids, score_sequences
+from alignment.trainer.scoring import Probe, load_tokenizer, probe_ids, score_sequences
 from alignment.trainer.update import TrainContext, Update
 from alignment.types import Batch, UpdateReport
 
@@ -59,7 +59,8 @@ class Trainer:
             or (config.reward_model is not None and config.lora is None),
         )
         self.policy.shard()
-        self.probe_ids = probe_ids(base_model, config.dtype)
+        self.tokenizer = load_tokenizer(base_model)
+        self.probe_ids = probe_ids(self.tokenizer, config.dtype)
         self._set_config(config, algorithm)
         self.restore(None)
 
@@ -92,7 +93,7 @@ class Trainer:
             role: Optimizer(self.policy.role_parameters(role), config.optim.model_copy(update={"lr": lr}))
             for role, lr in learning_rates.items()
         }
-        self.context = TrainContext(self.policy, algorithm, self.optimizers, config)
+        self.context = TrainContext(self.policy, algorithm, self.optimizers, config, self.tokenizer)
         self.progress = Progress()
 
     @property
@@ -125,9 +126,9 @@ class Trainer:
         foreign_turns: dict[str, str] = {}
         attempt = 1
         while True:
-            rest = tuple(sample for sample in batch.samples if sample.turn_id not in foreign_turns)
             try:
-                update = Update(self.context, replace(batch, samples=rest), self.progress.updates, kl_target_factor)
+                rest = batch.without(foreign_turns)
+                update = Update(self.context, rest, self.progress.updates, kl_target_factor)
                 report = replace(update.run(), foreign_turns=foreign_turns)
                 break
             except Exception as error:

@@ -2,22 +2,25 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
 import torch
 from torch import Tensor
 
 from alignment.algorithms.base import RLAlgorithm, prepare_step
+from alignment.algorithms.dpo_and_kto import KTO
 from alignment.config.trainer import TrainerConfig
 from alignment.data.collate import collate
+from alignment.data.corrections import TextTokenizer
 from alignment.data.micro_batches import ScoredSequence
-from alignment.errors import NonFiniteUpdate, NoVariance, StepTooLarge
+from alignment.errors import NonFiniteUpdate, NothingToCompare, NoVariance, StepTooLarge
 from alignment.functional import kl_estimate
 from alignment.functional.aggregation import apply_mask
 from alignment.models import parallel
 from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
+from alignment.trainer.correction_part import PREFIX, make_correction_part, make_pairs
 from alignment.trainer.foreign_samples import check_batch_mismatch, check_mismatch, check_token_ids
 from alignment.trainer.held_out import make_held_out
 from alignment.trainer.loss_part import LossPart, Step, late_samples, split_late
@@ -26,7 +29,7 @@ from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateKL, av
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import score_micro_batch, score_micro_batches, score_with_entropy
 from alignment.trainer.trust_region import TrustRegion
-from alignment.types import Batch, CriticMicroBatch, Metric, MicroBatch, ReturnReason, UpdateReport
+from alignment.types import Batch, CriticMicroBatch, Metric, MicroBatch, ReturnReason, Sample, UpdateReport
 
 PARENT_KL = "actor/parent_kl"  # the metric that `max_kl` limits
 
@@ -42,6 +45,7 @@ class TrainContext:
     algorithm: RLAlgorithm
     optimizers: Mapping[ModelRole, Optimizer]
     config: TrainerConfig
+    tokenizer: TextTokenizer
 
 
 class Update:
@@ -58,10 +62,13 @@ class Update:
         self.policy, self.algorithm = context.policy, context.algorithm
         self.optimizers, self.config = context.optimizers, context.config
         self.batch, self.step = batch, step
+        self.returned: dict[str, ReturnReason] = {}  # turns to learn from in a later update
         target = self.config.kl_target
         self.kl_target = None if target is None else kl_target_factor * target
-        check_token_ids(batch.samples, self.policy.num_token_ids)
-        self.samples = [batch.samples[index] for index in self.algorithm.select(batch.samples)]
+        check_token_ids(batch.replies, self.policy.num_token_ids)
+        self.pairs, self.unused_texts = make_pairs(batch, context.tokenizer, self.policy)
+        self.by_reward = self._select()
+        self.samples = [*self.by_reward, *self._other_corrected()]
         self.sequences = [ScoredSequence.from_sample(sample) for sample in self.samples]
         self.data = collate(self.samples, self.policy.device)
         settings = self.algorithm.config
@@ -75,9 +82,9 @@ class Update:
         self.scores_old_logprobs = (
             self.algorithm.needs_old_logprobs
             or self.may_be_late
+            or bool(self.pairs)
             or (self.enforces_max_kl and not self.algorithm.reports_update_kl)
         )
-        self.returned: dict[str, ReturnReason] = {}  # turns to learn from in a later update
         self.stopwatch = Stopwatch()
 
     def run(self) -> UpdateReport:
@@ -111,10 +118,14 @@ class Update:
                 metrics["actor/lr"] = self.optimizers["actor"].lr
                 metrics |= {f"{role}/grad_norm": optimizer.step() for role, optimizer in self.optimizers.items()}
                 steps.append(metrics)
+        learned, skipped = set[str](), set[str]()
         for part, minibatches in zip(parts, zip(*planned[: len(steps)], strict=True), strict=True):
-            learned = {index for minibatch, _ in filter(None, minibatches) for index in minibatch}
-            skipped = [sample for index, sample in enumerate(part.samples) if index not in learned]
-            self.returned |= {sample.turn_id: ReturnReason.STOPPED for sample in skipped}
+            stepped = {index for minibatch, _ in filter(None, minibatches) for index in minibatch}
+            for index, sample in enumerate(part.samples):
+                (learned if index in stepped else skipped).add(sample.turn_id)
+        self.returned |= dict.fromkeys(sorted(skipped), ReturnReason.STOPPED)
+        for turn_id in learned & self.returned.keys():  # by its correction
+            del self.returned[turn_id]
         if not any(metrics["actor/grad_norm"] for metrics in steps):
             raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
         with self.stopwatch.measure("guard"):
@@ -128,19 +139,34 @@ class Update:
         self, steps: list[dict[str, float]], parts: Sequence[LossPart], num_planned: int, kl_metrics: dict[str, float]
     ) -> UpdateReport:
         steps_per_epoch = max(len(part.epochs[0]) for part in parts)
-        metrics = batch_metrics(self.batch.samples, parts[0].data) | average_steps(steps, steps_per_epoch)
-        metrics["training/samples_left_out"] = float(len(self.batch.samples) - len(self.samples))
-        metrics["training/samples_late"] = float(
-            sum(len(part.samples) for part in parts if part.algorithm is not self.algorithm)
+        replies = self.batch.replies
+        metrics = batch_metrics(replies, parts[0].data) | average_steps(steps, steps_per_epoch)
+        used = {sample.turn_id for sample in self.samples}
+        unused_turn_ids = tuple(
+            sample.turn_id for sample in replies if sample.turn_id not in used and sample.turn_id not in self.returned
         )
+        metrics["training/samples_left_out"] = float(len(replies) - len(self.samples))
+        metrics["training/samples_late"] = float(
+            sum(
+                len(part.samples)
+                for part in parts
+                if isinstance(part.algorithm, KTO) and part.algorithm is not self.algorithm
+            )
+        )
+        metrics["training/corrections"] = float(len(self.pairs))
         metrics["training/samples_returned"] = float(len(self.returned))
         metrics["training/steps"] = len(steps)
         metrics["training/stopped_early"] = float(len(steps) < num_planned)
         metrics |= kl_metrics
-        used = {sample.turn_id for sample in self.samples}
-        unused_turn_ids = tuple(sample.turn_id for sample in self.batch.samples if sample.turn_id not in used)
         metrics |= self.stopwatch.metrics | self._throughput_metrics()
-        return UpdateReport(self.batch.id, self.step + 1, metrics, unused_turn_ids, returned_turns=self.returned)
+        return UpdateReport(
+            self.batch.id,
+            self.step + 1,
+            metrics,
+            unused_turn_ids,
+            returned_turns=self.returned,
+            unused_texts=self.unused_texts,
+        )
 
     def _make_trust_region(self) -> TrustRegion | None:
         if self.kl_target is None:
@@ -195,17 +221,64 @@ class Update:
         seed = config.seed + self.step
         part.plan(settings.epochs, settings.minibatches, config.micro_batch_tokens, self.policy.packing, seed)
 
+    def _select(self) -> list[Sample]:
+        """Return the samples to learn from by their rewards.
+
+        Those without contrast wait for a later update where there are corrections to learn from.
+        """
+        has_pair = {pair.correction.sample.turn_id for pair in self.pairs}
+        samples = list(self.batch.samples)
+        samples += [sample for sample in self.batch.replies[len(samples) :] if sample.turn_id not in has_pair]
+        try:
+            return [samples[index] for index in self.algorithm.select(samples)]
+        except (NoVariance, NothingToCompare):
+            if not self.pairs:
+                raise
+        waiting = (sample.turn_id for sample in samples if sample.turn_id not in has_pair)
+        self.returned |= dict.fromkeys(waiting, ReturnReason.NO_CONTRAST)
+        return []
+
+    def _other_corrected(self) -> list[Sample]:
+        """Return the corrected replies that are not learned from by their rewards. They are scored like the others."""
+        known = {sample.turn_id for sample in self.by_reward}
+        return list(
+            {
+                pair.correction.sample.turn_id: pair.correction.sample
+                for pair in self.pairs
+                if pair.correction.sample.turn_id not in known
+            }.values()
+        )
+
     def _split(self, whole: LossPart) -> list[LossPart]:
         """Return the parts of the batch that are learned from with different losses, and note what waits."""
+        if not self.pairs:
+            return self._split_by_lateness(whole)
+        num_corrected = len({pair.correction.sample.turn_id for pair in self.pairs})
+        share = num_corrected / (num_corrected + len(self.by_reward))
+        parts = []
+        if self.by_reward:
+            rest = whole.take(range(len(self.by_reward)), self.algorithm, 1.0)
+            self._plan(rest)
+            parts = self._split_by_lateness(rest)
+        part = make_correction_part(self.pairs, self.policy, self.algorithm.config, share)
+        self._plan(part)
+        with self.stopwatch.measure("corrections"):
+            scores_BT = score_micro_batches(self.policy, part.sequences, part.first_epoch, part.data.response_mask_BT)
+        part.data.old_logprobs_BT = part.data.rollout_logprobs_BT = scores_BT
+        return [*(replace(one, weight=one.weight * (1.0 - share)) for one in parts), part]
+
+    def _split_by_lateness(self, whole: LossPart) -> list[LossPart]:
         if not self.may_be_late or self.config.late is None:
             return [whole]
         late = late_samples(whole, self.config.late)
         if not late:
             return [whole]
-        if self.data.ref_logprobs_BT is None:
-            self.data.ref_logprobs_BT = self._score_role("reference", whole.first_epoch)
+        if whole.data.ref_logprobs_BT is None:
+            whole.data.ref_logprobs_BT = score_micro_batches(
+                self.policy, whole.sequences, whole.first_epoch, whole.data.response_mask_BT, "reference"
+            )
         parts, waiting = split_late(whole, late, self.config.late)
-        self.returned |= {self.samples[index].turn_id: ReturnReason.NO_CONTRAST for index in waiting}
+        self.returned |= {whole.samples[index].turn_id: ReturnReason.NO_CONTRAST for index in waiting}
         for part in parts:
             self._plan(part)
         return parts
@@ -303,7 +376,9 @@ class Update:
     def _exceeds_max_kl(self, metrics: dict[str, float]) -> bool:
         """Return whether the policy has left the trust region, so that no further step must start from it."""
         max_kl = self.algorithm.config.max_kl
-        return max_kl is not None and metrics.get(PARENT_KL, 0.0) > max_kl
+        return max_kl is not None and any(
+            value > max_kl for name, value in metrics.items() if name.removeprefix(PREFIX) == PARENT_KL
+        )
 
     def _throughput_metrics(self) -> dict[str, float]:
         seconds = sum(self.stopwatch.metrics.values())

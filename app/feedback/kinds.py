@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, RootModel, StringConstraints, Tag, model_validator
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    RootModel,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from alignment.tolerance import snap_to_zero
 from app.core.errors import BadRequest
@@ -158,10 +167,17 @@ class Score(TargetedFeedback):
 
 
 class Correction(TargetedFeedback):
-    """A better answer, as text."""
+    """A better answer, as text: all of it, not only what changes."""
 
     kind: Literal["correction"]
     value: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
+
+    @field_validator("value")
+    @classmethod
+    def check_text(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("the corrected text is empty; send the whole better answer")
+        return value
 
 
 class Comment(TargetedFeedback):

@@ -24,6 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import join
 
+from alignment.types import TextRule
 from app.core.database import now
 from app.feedback.effective import is_replaced, is_withdrawn
 from app.feedback.schemas import WITHDRAWAL, OutcomeState
@@ -115,6 +116,16 @@ SENTENCES = {
     Reason.UNPROCESSABLE: "Its processing failed; the audit log has the error (feedback.skipped).",
 }
 
+
+TEXT_SENTENCES: dict[str | None, str] = {
+    TextRule.WHOLE_CONVERSATION: " Its text is not learned from: it corrects a whole conversation, not one reply.",
+    TextRule.NOT_TEXT: " Its text is not learned from: the reply has no text, or calls tools.",
+    TextRule.SAME_TEXT: " Its text is not learned from: it is that of the reply.",
+    TextRule.TOO_LONG: " Its text is not learned from: it is too long beside the reply, or for the model.",
+    TextRule.SPECIAL_TOKENS: " Its text is not learned from: it has marks of the chat template.",
+    TextRule.OTHER_TOKENS: " Its text is not learned from: the reply's text does not match its recorded tokens.",
+    TextRule.TOO_MANY: " Its text is not learned from: the reply has too many corrections.",
+}
 
 Conditions = Sequence[tuple[ColumnElement[bool], Reason]]
 DECIDING_STATES = (BatchState.OPEN, BatchState.TRAINED)  # feedback in a batch of another state is as if it were in none
@@ -222,6 +233,10 @@ def _outcome_columns() -> list[Any]:
         Turn.version_id.label("reply_version_id"),
         Turn.policy_id.label("reply_policy_id"),
         Turn.finished_at,
+        case(
+            (and_(Feedback.kind == "correction", Feedback.turn_id.is_(None)), TextRule.WHOLE_CONVERSATION),
+            else_=Feedback.text_rule,
+        ).label("text_rule"),
     ]
 
 
@@ -294,7 +309,8 @@ def _view(row: Any) -> dict[str, Any]:
         "version": version,
         "batch": row.batch_id if has_version or reason == Reason.TRAINING else None,
         "until": row.ready_at if reason == Reason.OTHER_SOURCES else None,
-        "sentence": _write_sentence(reason, version, row.sample_reason),
+        "text_rule": row.text_rule,
+        "sentence": _write_sentence(reason, version, row.sample_reason) + TEXT_SENTENCES.get(row.text_rule, ""),
     }
 
 

@@ -80,6 +80,7 @@ class OutcomeView(BaseModel):
     version: str | None = Field(description="the version that learned from it, released or not")
     batch: str | None = Field(description="the batch that learns or has learned from it")
     until: float | None = Field(description="when the wait for other reward sources ends")
+    text_rule: str | None = Field(None, description="of a correction: the rule by which its text is not learned from")
     sentence: str
 
 

@@ -64,6 +64,11 @@ class Sample(Created, Base):
     uses_feedback: Mapped[bool] = mapped_column(
         default=True, server_default=true(), doc="whether its reward includes the feedback on its turn"
     )
+    is_pair: Mapped[bool] = mapped_column(
+        default=False,
+        server_default=false(),
+        doc="whether it is learned from by corrected texts, not by its reward: no other feedback counts",
+    )
     num_returns: Mapped[int] = mapped_column(default=0, server_default="0", doc="how often it returned from a batch")
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
     automated_batch_id: Mapped[str | None] = mapped_column(

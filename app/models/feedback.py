@@ -49,6 +49,9 @@ class Feedback(Created, Base):
     token_id: Mapped[str | None] = mapped_column(String(48), doc="the browser token that it was submitted with")
     withdraws: Mapped[str | None] = mapped_column(String(48), doc="of a withdrawal: the id of the feedback withdrawn")
     processed: Mapped[bool] = mapped_column(default=False)
+    text_rule: Mapped[str | None] = mapped_column(
+        String(32), doc="of a correction: why its text is not learned from, a TextRule"
+    )
     emptied_at: Mapped[float | None] = mapped_column(doc="when its text and its source were removed; the row remains")
     batch_id: Mapped[str | None] = mapped_column(
         ForeignKey("batches.id"), doc="the batch that learns or has learned from it; null when its samples returned"

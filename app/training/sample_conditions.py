@@ -47,11 +47,12 @@ def is_learnable(policy: Policy, is_allowed: ColumnElement[bool], settings: Sett
     """Return the condition that the algorithm can learn from a ready sample.
 
     If it learns from groups alone, another ready sample must answer the same prompt. Replies to a prompt set are taken
-    without one: no other reply will come, and the plan waits until they have been in a batch.
+    without one: no other reply will come, and the plan waits until they have been in a batch. Corrected replies need
+    none.
     """
     if not settings.algorithm.needs_groups:
         return true()
-    return or_(is_in_group(policy.id, is_allowed, func.count() > 1), is_planned())
+    return or_(is_in_group(policy.id, is_allowed, func.count() > 1), is_planned(), Sample.is_pair)
 
 
 def is_consenting() -> ColumnElement[bool]:

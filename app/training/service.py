@@ -73,8 +73,9 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
     is_counted = and_(is_allowed, Sample.ready_at <= until)
     usable = sample_conditions.is_learnable(policy, is_counted, settings)
     has_contrast = (
-        sample_conditions.is_in_group(
-            policy.id, is_counted, sample_conditions.rewards_differ(settings.algorithm.min_contrast)
+        Sample.is_pair
+        | sample_conditions.is_in_group(
+            policy.id, is_counted & ~Sample.is_pair, sample_conditions.rewards_differ(settings.algorithm.min_contrast)
         )
         if settings.algorithm.needs_groups
         else true()
@@ -86,8 +87,8 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         _count_first(is_quarantined, is_allowed),
         func.count(Sample.rater.distinct()) + func.count(case((Sample.rater.is_(None), 1))),
         func.min(Sample.ready_at),
-        func.min(Sample.reward),
-        func.max(Sample.reward),
+        func.min(case((~Sample.is_pair, Sample.reward))),
+        func.max(case((~Sample.is_pair, Sample.reward))),
         func.count(case((usable, 1))),
         func.count(case((usable & sample_conditions.waits_for_new(), 1))),
         func.count(case((usable & has_contrast, 1))),

@@ -15,7 +15,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.models.base_model import pick_device
 from alignment.models.policy_model import PolicyModel
-from alignment.trainer.scoring import probe_ids, score_sequences
+from alignment.trainer.scoring import load_tokenizer, probe_ids, score_sequences
 from app.core.database import Database
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
@@ -44,7 +44,7 @@ def make_versions(
     config = config or TrainerConfig(device="cpu")
     full = config.lora is None
     policy = PolicyModel(base_model, config, pick_device(config.device), reference=not full)
-    ids = probe_ids(base_model, "float32")
+    ids = probe_ids(load_tokenizer(base_model), "float32")
     versions = []
     for number in range(count):
         folder = directory / f"version-{number}"

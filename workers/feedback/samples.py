@@ -25,7 +25,7 @@ from app.training.automated_samples import find_replaceable
 from app.training.batch_samples import UNDONE
 from app.training.unlearning import WITHDRAWN
 from app.training.vote_totals import reopen_votes_on_turns
-from workers.feedback import rater_trust, sample_groups, signals
+from workers.feedback import corrections, rater_trust, sample_groups, signals
 from workers.feedback.comparable_rewards import select_comparable
 from workers.feedback.policy_configs import PolicyConfigs
 from workers.feedback.signals import FinishedTurn
@@ -87,6 +87,7 @@ async def update_samples(
     replaceable = await find_replaceable(session, voted)
     new_turns = [turn for turn in affected if turn.id not in samples and returns.values[turn.id] is not None]
     clusters = await _read_clusters(session, new_turns) if settings.raters.trust else {}
+    usable_texts = await corrections.find_usable(session, (row for turn in affected for row in counted[turn.id]))
     time = await database_time(session)
     for turn in affected:
         reward, config = returns.values[turn.id], rewards[turn.policy_id]
@@ -110,6 +111,12 @@ async def update_samples(
             sample.group_id = comparison_groups.get(turn.id, turn.completion_id)
         else:
             sample.group_id = comparison_groups.get(turn.id, sample.group_id)
+        if sample.state in WAITING:
+            is_alone = turn.policy_id not in need_groups or not (
+                turn.id in comparison_groups or len({one.id for one in groups.trainable_group(turn)}) > 1
+            )
+            is_corrected = uses_feedback and corrections.is_corrected_only(counted[turn.id], usable_texts)
+            sample.is_pair = is_alone and is_corrected
         if sample.state == SampleState.OPEN:
             ready_times = [
                 _ready_at(member, turn_rewards[member.id], config, time) for member in groups.trainable_group(turn)

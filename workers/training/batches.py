@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from alignment import types as alignment_types
-from alignment.types import ReturnReason
+from alignment.types import ReturnReason, TextRule
 from app.chat.histories import read_prompt_ids
 from app.core import leases
 from app.core.database import Database, now
@@ -36,6 +36,7 @@ from app.policies import repository
 from app.policies.service import lock_policy
 from app.projects.service import resolve_base_model
 from app.training import batch_samples, kl_guard, sample_conditions
+from workers.feedback import corrections
 from workers.training.recorded_samples import read_held_out, to_sample
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
@@ -147,7 +148,15 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.own_prompt_ids.is_(None))
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
-        select(Turn, Sample.reward, Sample.weight, Sample.group_id, Sample.automated_batch_id, Version.number)
+        select(
+            Turn,
+            Sample.reward,
+            Sample.weight,
+            Sample.group_id,
+            Sample.is_pair,
+            Sample.automated_batch_id,
+            Version.number,
+        )
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
@@ -167,11 +176,15 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
             group=group,
             weight=weight,
         )
-        for turn, reward, weight, group, _, number in rows
+        for turn, reward, weight, group, *_, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
     held_out = await read_held_out(session, parent, {sample.turn_id for sample in samples})
-    batch = alignment_types.Batch(row.id, policy.name, samples, held_out)
+    corrected = await corrections.read_corrected(session, row.id, {sample.turn_id: sample for sample in samples})
+    with_text = {one.sample.turn_id for one in corrected}
+    pairs = {turn.id for turn, *_, is_pair, _, _ in rows if is_pair} & with_text
+    by_reward = tuple(sample for sample in samples if sample.turn_id not in pairs)
+    batch = alignment_types.Batch(row.id, policy.name, by_reward, held_out, tuple(corrected))
     return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch, num_replaced)
 
 
@@ -198,6 +211,7 @@ async def commit(
     unused_turn_ids: Sequence[str] = (),
     foreign_turns: Mapping[str, str] = MappingProxyType({}),
     returned_turns: Mapping[str, ReturnReason] = MappingProxyType({}),
+    unused_texts: Mapping[str, TextRule] = MappingProxyType({}),
     **values: Any,
 ) -> bool:
     """Write the version and the trained batch in one transaction.
@@ -209,6 +223,7 @@ async def commit(
         unused_turn_ids: the turns that the algorithm could not use, since they had no other reply to compare with.
         foreign_turns: the turns that the update left out, with the reasons.
         returned_turns: the turns that the update has not learned from and a later one can. Their samples return.
+        unused_texts: why the texts of corrections were not learned from, by the ids of the feedback.
         values: columns of the version: `adapter_path`, `manifest_sha256`, `probe`, `timings`, `full_weights`.
     """
     async with db.write() as session:
@@ -240,6 +255,7 @@ async def commit(
         for reason in ReturnReason:
             turn_ids = [turn_id for turn_id, why in returned_turns.items() if why == reason]
             await batch_samples.return_unlearned(session, claimed.row.id, turn_ids, RETURN_REASONS[reason])
+        await corrections.record_unused(session, unused_texts)
         await batch_samples.mark_trained(session, claimed.row.id)
         enqueue_after_commit(session, "evaluate")
     return True

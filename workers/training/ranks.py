@@ -193,6 +193,7 @@ class RankGroup:
             "unused_turn_ids": report.unused_turn_ids,
             "foreign_turns": report.foreign_turns,
             "returned_turns": report.returned_turns,
+            "unused_texts": report.unused_texts,
             "timings": {
                 "restore": restored - started,
                 "update": updated - parent_probed,
