@@ -17,7 +17,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.errors import NothingToCompare, NoVariance
 from alignment.trainer.scoring import Probe, recompute_logprobs
 from alignment.trainer.trainer import Trainer
-from alignment.types import Batch, Sample
+from alignment.types import Batch, CorrectedReply, Sample
 from tests.support.offline.chats import MISTAKE_SHARE, ChatPool, Judge, Prompt, evaluation_replies
 from tests.support.offline.sampler import Reply, Sampler
 
@@ -115,6 +115,9 @@ class Experiment:
             metrics,
         )
 
+    def text(self, reply: Reply) -> str:
+        return str(self._tokenizer.decode(reply.ids, skip_special_tokens=True))
+
     def collect_votes(self) -> RatedReplies:
         """Sample a reply to every chat's prompt, and rate the replies."""
         version = self.version - len(self._adapters) + 1
@@ -136,12 +139,20 @@ class Experiment:
         lengths = [len(reply.ids) for replies in sampled for reply in replies]
         return RatedReplies(version, samples, fmean(flag for flags in approvals for flag in flags), fmean(lengths))
 
-    def train(self, samples: Sequence[Sample]) -> tuple[dict[str, float], str | None]:
+    def train(
+        self, samples: Sequence[Sample], corrected: Sequence[CorrectedReply] = ()
+    ) -> tuple[dict[str, float], str | None]:
         """Make one update, and return its metrics and, if the batch was refused, why. The version counts either way."""
-        aged = tuple(replace(sample, lag=self.version - sample.version) for sample in samples)
+
+        def age(sample: Sample) -> Sample:
+            return replace(sample, lag=self.version - sample.version)
+
+        aged = tuple(age(sample) for sample in samples)
+        aged_pairs = tuple(replace(one, sample=age(one.sample)) for one in corrected)
         refused, metrics = None, {}
         try:
-            metrics = self.trainer.update(Batch(f"batch-{self.version}", "assistant", aged)).metrics
+            batch = Batch(f"batch-{self.version}", "assistant", aged, corrected=aged_pairs)
+            metrics = self.trainer.update(batch).metrics
         except (NoVariance, NothingToCompare) as error:
             refused = str(error)
         self.version += 1

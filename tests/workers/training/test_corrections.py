@@ -1,4 +1,4 @@
-"""From a correction to the pair in a batch: what a batch has of it, when it waits, and what takes its text out again."""
+"""From a correction to the pair in a batch: what a batch has of it, and what takes its text out again."""
 
 from typing import Any
 
