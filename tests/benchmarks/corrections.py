@@ -109,7 +109,9 @@ def table(results: Sequence[Result]) -> str:
         reached = [run.first_enough() for run in runs]
         pieces = ", ".join("–" if one is None else str(one[0]) for one in reached)
         replies = ", ".join("–" if one is None else str(one[1]) for one in reached)
-        curve = " ".join(f"{fmean(values):.0%}" for values in zip(*([p[2] for p in run.curve] for run in runs)))
+        curve = " ".join(
+            f"{fmean(values):.0%}" for values in zip(*([p[2] for p in run.curve] for run in runs), strict=True)
+        )
         last = ", ".join(f"{run.curve[-1][-1]:.0%}" for run in runs)
         lines.append(f"| {arm} | {algorithm} | {len(runs)} | {pieces} | {replies} | {curve} | {last} |")
     return "\n".join(lines)
