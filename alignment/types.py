@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from alignment.corrected_text import TextRule
 from alignment.errors import MisalignedSample, NoVariance
 from alignment.tolerance import is_tie
 
@@ -61,18 +62,6 @@ class Sample:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)
-
-
-class TextRule(StrEnum):
-    """Why the text of a correction is not learned from. The reply's reward is learned from nevertheless."""
-
-    WHOLE_CONVERSATION = "whole_conversation"  # it corrects no single reply
-    NOT_TEXT = "not_text"  # the reply calls tools, or has no text
-    SAME_TEXT = "same_text"  # but for white space
-    TOO_LONG = "too_long"
-    SPECIAL_TOKENS = "special_tokens"  # it has marks of the chat template
-    OTHER_TOKENS = "other_tokens"  # the reply's text cannot be found in its recorded tokens
-    TOO_MANY = "too_many"  # corrections of one reply
 
 
 @dataclass(frozen=True)

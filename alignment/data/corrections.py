@@ -4,17 +4,15 @@ Nothing but the reply is tokenized: the prompt is the recorded one. What stands 
 tokens, such as reasoning before it and the end-of-turn token after it, stands around the corrected text as well.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Protocol
 
-from alignment.types import CorrectedReply, TextRule
+from alignment.corrected_text import MAX_LENGTH_RATIO, TextRule, check_text
+from alignment.types import CorrectedReply
 
-# A text may be so many times as long as the reply that it replaces, and so much longer.
-MAX_LENGTH_RATIO = 3
-EXTRA_TOKENS, EXTRA_CHARACTERS = 64, 256
+EXTRA_TOKENS = 64  # that a text may have beyond MAX_LENGTH_RATIO times the reply's
 MAX_ALIGNED = 4_000_000  # token comparisons; beyond, all tokens between the common beginning and end differ
 
 
@@ -37,15 +35,6 @@ class CorrectionPair:
     chosen_ids: tuple[int, ...]
     chosen_differs: tuple[bool, ...]
     rejected_differs: tuple[bool, ...]
-
-
-def check_text(reply: str, text: str) -> TextRule | None:
-    """Return why a corrected text cannot be learned from, as far as the texts alone tell; None if it can."""
-    if not reply.strip():
-        return TextRule.NOT_TEXT
-    if _words(reply) == _words(text):
-        return TextRule.SAME_TEXT
-    return TextRule.TOO_LONG if len(text) > MAX_LENGTH_RATIO * len(reply) + EXTRA_CHARACTERS else None
 
 
 def make_pair(
@@ -108,10 +97,6 @@ def differing_tokens(chosen: Sequence[int], rejected: Sequence[int]) -> tuple[tu
             for index in range(start + low, min(start + max(high, low + 1), len(flags))):
                 flags[index] = True
     return tuple(sides[0]), tuple(sides[1])
-
-
-def _words(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
 
 
 def _decode(tokenizer: TextTokenizer, ids: list[int]) -> str:

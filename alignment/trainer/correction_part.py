@@ -7,12 +7,13 @@ import torch
 
 from alignment.algorithms.corrections import DIFFERS, CorrectionPairs
 from alignment.config.algorithm import CorrectionPairsConfig, UpdateConfig
+from alignment.corrected_text import TextRule
 from alignment.data.collate import collate
 from alignment.data.corrections import CorrectionPair, TextTokenizer, make_pair
 from alignment.data.micro_batches import ScoredSequence
 from alignment.models.policy_model import PolicyModel
 from alignment.trainer.loss_part import LossPart
-from alignment.types import Batch, TextRule
+from alignment.types import Batch
 
 PREFIX = "correction/"
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import join
 
-from alignment.types import TextRule
+from alignment.corrected_text import TextRule
 from app.core.database import now
 from app.feedback.effective import is_replaced, is_withdrawn
 from app.feedback.schemas import WITHDRAWAL, OutcomeState

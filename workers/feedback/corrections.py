@@ -8,8 +8,8 @@ from sqlalchemy import and_, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT
-from alignment.data.corrections import check_text
-from alignment.types import CorrectedReply, TextRule
+from alignment.corrected_text import TextRule, check_text
+from alignment.types import CorrectedReply
 from alignment.types import Sample as RecordedSample
 from app.core.database import chunked
 from app.models import Feedback, Reward, Sample, SampleState, Turn

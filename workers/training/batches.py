@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from alignment import types as alignment_types
-from alignment.types import ReturnReason, TextRule
+from alignment.corrected_text import TextRule
+from alignment.types import ReturnReason
 from app.chat.histories import read_prompt_ids
 from app.core import leases
 from app.core.database import Database, now

@@ -3,9 +3,10 @@
 import pytest
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerFast
 
+from alignment.corrected_text import TextRule, check_text
 from alignment.data import corrections
-from alignment.data.corrections import CorrectionPair, check_text, differing_tokens, make_pair
-from alignment.types import CorrectedReply, Sample, TextRule
+from alignment.data.corrections import CorrectionPair, differing_tokens, make_pair
+from alignment.types import CorrectedReply, Sample
 from demo.train import MODEL
 
 END = "<|im_end|>"

@@ -15,11 +15,12 @@ from alignment.config.algorithm import (
     PPOConfig,
 )
 from alignment.config.trainer import TrainerConfig
+from alignment.corrected_text import TextRule
 from alignment.data.corrections import CorrectionPair, make_pair
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.trainer.scoring import recompute_logprobs
 from alignment.trainer.trainer import Trainer
-from alignment.types import Batch, CorrectedReply, ReturnReason, Sample, TextRule
+from alignment.types import Batch, CorrectedReply, ReturnReason, Sample
 
 Draw = Callable[..., Batch]
 ALGORITHMS: list[AlgorithmConfig] = [PPOConfig(), PPOConfig(estimator="gae"), GRPOConfig(), DPOConfig(), KTOConfig()]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from alignment.types import TextRule
+from alignment.corrected_text import TextRule
 from app.models import Batch, BatchState, Feedback, Sample, SampleState, Turn, Version
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
