@@ -25,7 +25,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -151,6 +151,9 @@ bench-learning: $(MAIN)/.done ## learning of the demo model by algorithm; hours,
 
 bench-staleness: $(MAIN)/.done ## the effect of stale samples on learning; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.staleness $(ATTUNE_BENCH_FLAGS)
+
+bench-corrections: $(MAIN)/.done ## corrections alone, with votes, and votes alone, on the demo model; resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.corrections $(ATTUNE_BENCH_FLAGS)
 
 bench-late-votes: $(MAIN)/.done ## learning from votes that come minutes to hours late, by loss; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.late_votes $(ATTUNE_BENCH_FLAGS)

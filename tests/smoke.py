@@ -99,6 +99,12 @@ SMOKE = (
         writes=("late_votes.jsonl",),
     ),
     bench(
+        "corrections",
+        "--arms both --seeds 0 --updates 1 --users 8 --out {out}/corrections.jsonl",
+        tables=("| feedback |",),
+        writes=("corrections.jsonl",),
+    ),
+    bench(
         "sparse-votes",
         "--recipes model-one-pass --judged 0.5 --seeds 0 --max-votes 100 --out {out}/sparse_votes.jsonl",
         tables=("| recipe | judged |",),

@@ -28,7 +28,10 @@ class ExplicitSource(SourceConfig):
     type: Literal["explicit"] = "explicit"
     name: Literal["explicit"] = EXPLICIT  # type: ignore[assignment]
     correction: float | None = Field(
-        -0.5, ge=-1, le=1, description="the reward of a reply that a person corrected; null for none"
+        -0.5,
+        ge=-1,
+        le=1,
+        description="the reward of a reply that a person corrected; null: nothing is learned from corrections",
     )
     labels: dict[str, Annotated[float, Field(ge=-1, le=1)]] = Field(
         default_factory=dict, description='the rewards of labels, e.g. {"wrong language": -1}; other labels have none'

@@ -48,7 +48,7 @@ async def find_standing(session: AsyncSession, caller: Caller) -> str:
 
 
 def corrections_are_learned_from(policy: Policy, settings: Settings) -> bool:
-    """Whether a rewritten reply gives a reward; it is exported as a preference pair in any case."""
+    """Whether a rewritten reply is learned from; it is exported as a preference pair in any case."""
     source = effective_rewards(policy, settings).source(EXPLICIT)
     return isinstance(source, ExplicitSource) and source.correction is not None
 

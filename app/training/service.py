@@ -44,7 +44,8 @@ class SampleCounts(NamedTuple):
     `ready` samples may go into the next batch, `not_ready` ones wait for late feedback, and `quarantined` ones for an
     admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one. Of the ready
     ones the algorithm can use `usable`, and `waiting_for_new` of these join a batch only together with as many others
-    (`waits_for_new`); `comparable` are in groups with different rewards.
+    (`waits_for_new`); `comparable` are in groups with different rewards. `corrected` ones are learned from by corrected
+    texts, and need no contrast; the lowest and the highest reward are those of the others.
 
     At most MAX_COUNTED of each kind are counted. If there are more ready samples (`is_limited`), all that is said of
     them is about the first ones, up to `counted_until` (of their `ready_at`), with those of the same time.
@@ -60,6 +61,7 @@ class SampleCounts(NamedTuple):
     usable: int
     waiting_for_new: int
     comparable: int
+    corrected: int
     now: float
     counted_until: float
     is_limited: bool
@@ -92,6 +94,7 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         func.count(case((usable, 1))),
         func.count(case((usable & sample_conditions.waits_for_new(), 1))),
         func.count(case((usable & has_contrast, 1))),
+        func.count(case((usable & Sample.is_pair, 1))),
         now(),
     ).where(is_own_open, is_counted)
     return SampleCounts(*(await session.execute(query)).one(), until, is_limited)
@@ -209,8 +212,14 @@ async def _explain_samples(
         )
     extremes = [reward for reward in (counts.lowest_reward, counts.highest_reward) if reward is not None]
     if extremes and is_tie(extremes):
+        or_corrections = (
+            f", or {min_size - counts.corrected} more corrections" if 0 < counts.corrected < min_size else ""
+        )
         return Wait(
-            f"All {counts.ready} ready samples have the reward {extremes[0]:g}: the next batch needs one with "
+            f"All {counts.ready - counts.corrected} ready samples with votes have the reward {extremes[0]:g}: the next "
+            f"batch needs one with another reward{or_corrections}."
+            if counts.corrected
+            else f"All {counts.ready} ready samples have the reward {extremes[0]:g}: the next batch needs one with "
             "another reward.",
         )
     return Wait(
