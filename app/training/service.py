@@ -97,7 +97,7 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         func.count(case((usable & Sample.is_pair, 1))),
         now(),
     ).where(is_own_open, is_counted)
-    return SampleCounts(*(await session.execute(query)).one(), until, is_limited)
+    return SampleCounts._make((*(await session.execute(query)).one(), until, is_limited))
 
 
 async def _find_last_counted(session: AsyncSession, is_open_and_allowed: ColumnElement[bool]) -> tuple[float, bool]:

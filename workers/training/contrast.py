@@ -25,10 +25,12 @@ class Contrast(NamedTuple):
 async def find_contrast(session: AsyncSession, look: Look, algorithm: UpdateConfig) -> Contrast:
     """Return whether the open samples, usable or not, have rewards that differ; with groups, those of one group.
 
-    Without groups these are two looks into an index. With groups each sample is read, and then for ALL_GROUPS_SECONDS
+    Corrected replies need no contrast. Without groups these are three looks into an index. With groups each sample is read, and then for ALL_GROUPS_SECONDS
     only the groups of those that have changed.
     """
     is_own_open = (Sample.policy_id == look.policy_id, is_open())
+    if await session.scalar(select(Sample.turn_id).where(*is_own_open, Sample.is_pair).limit(1)) is not None:
+        return Contrast(True)
     if not algorithm.needs_groups:
         lowest, highest = [
             await session.scalar(select(Sample.reward).where(*is_own_open).order_by(order).limit(1))

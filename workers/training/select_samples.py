@@ -85,9 +85,8 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
     compared = ((group, id) for group in groups for id in group.rewards if id not in group.pairs)
     rewards = [(group.key, chosen[id]) for group, id in compared if id in chosen]
     if rewards and not _has_contrast(rewards, algorithm):
-        gives_contrast = ~Sample.is_pair & (
-            func.abs(Sample.reward - rewards[0][1]) > algorithm.min_contrast + TOLERANCE
-        )
+        differs = func.abs(Sample.reward - rewards[0][1]) > algorithm.min_contrast + TOLERANCE
+        gives_contrast: ColumnElement[bool] = and_(~Sample.is_pair, differs)
         if algorithm.needs_groups:
             condition = and_(pool.is_usable, pool.condition, ~Sample.is_pair)
             gives_contrast = sample_conditions.is_in_group(

@@ -14,7 +14,7 @@ END = "<|im_end|>"
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(MODEL, local_files_only=True)  # type: ignore[no-any-return]
+    return AutoTokenizer.from_pretrained(MODEL, local_files_only=True)
 
 
 def correction(
