@@ -1,7 +1,7 @@
 """Corrections teach: samples that are learned from as pairs, and why the text of a correction is not learned from.
 
-Expand only. Corrections that were processed before count by their reward, as they did. The creation of the index commits
-(see `migrations.online`), so a second run after a kill finds the columns.
+Expand only. Corrections that were processed before count by their reward, as they did. The creation of the index
+commits (see `migrations.online`), so a second run after a kill finds the columns.
 """
 
 import sqlalchemy as sa

@@ -25,8 +25,8 @@ class Contrast(NamedTuple):
 async def find_contrast(session: AsyncSession, look: Look, algorithm: UpdateConfig) -> Contrast:
     """Return whether the open samples, usable or not, have rewards that differ; with groups, those of one group.
 
-    Corrected replies need no contrast. Without groups these are three looks into an index. With groups each sample is read, and then for ALL_GROUPS_SECONDS
-    only the groups of those that have changed.
+    Corrected replies need no contrast. Without groups these are three looks into an index. With groups each sample is
+    read, and then for ALL_GROUPS_SECONDS only the groups of those that have changed.
     """
     is_own_open = (Sample.policy_id == look.policy_id, is_open())
     if await session.scalar(select(Sample.turn_id).where(*is_own_open, Sample.is_pair).limit(1)) is not None:
