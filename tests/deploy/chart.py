@@ -81,6 +81,7 @@ def environment(container: Manifest) -> dict[str, str]:
 
 SECRET = {
     "ATTUNE_DATABASE__URL": "postgresql+psycopg://attune:secret@db/attune",
+    "ATTUNE_DATABASE__OWNER_URL": "postgresql+psycopg://owner:secret@db/attune",
     "ATTUNE_BROKER__URL": "redis://:secret@redis:6379/0",
     "ATTUNE_LIMITS__URL": "async+redis://:secret@redis:6379/1",
     "ATTUNE_ENGINE__API_KEY": "a" * 24,

@@ -112,9 +112,10 @@ def test_no_secret_is_in_a_manifest(options: tuple[str, ...]) -> None:
         for name, pod in pods(*options).items()
     }
     assert by_role["engine"] == {"ATTUNE_DATABASE__URL", "ATTUNE_ENGINE__API_KEY", "ATTUNE_ENGINE__ADMIN_KEY"}
-    assert by_role["migration"] == {"ATTUNE_DATABASE__URL"}
-    assert by_role["api"] == SECRET.keys()
-    optional = {"ATTUNE_SECRETS", "ATTUNE_DATABASE__ENCRYPTION_KEYS"}
+    assert by_role.pop("migration") == {"ATTUNE_DATABASE__URL", "ATTUNE_DATABASE__OWNER_URL"}
+    assert by_role["api"] == SECRET.keys() - {"ATTUNE_DATABASE__OWNER_URL"}
+    assert not any("ATTUNE_DATABASE__OWNER_URL" in names for names in by_role.values()), "the migration's alone"
+    optional = {"ATTUNE_SECRETS", "ATTUNE_DATABASE__ENCRYPTION_KEYS", "ATTUNE_DATABASE__OWNER_URL"}
     for pod in pods(*options).values():
         for variable in containers(pod)[-1]["env"]:
             if (key := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:
