@@ -53,7 +53,7 @@ def load_extension(
             return getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             near = nearest_name(name, extension_names(group, builtins))
-            hint = f"; did you mean {near!r}?" if near else ""
+            hint = f" (did you mean {near!r}?)" if near else ""
             raise UnknownExtension(f"{name!r} cannot be imported: {error}{hint}") from error
     points = entry_points(group=group, name=name)
     if not points:

@@ -93,12 +93,40 @@ def check_target_modules(settings: Settings) -> Iterator[Finding]:
         yield Finding("target_modules", Level.PROBLEM, str(error), "Correct trainer.lora.target_modules, or remove it.")
 
 
+def check_trackers(settings: Settings) -> Iterator[Finding]:
+    yield from _refusal("trackers", partial(require_trackers, settings.observability.trackers))
+
+
+def check_supported(settings: Settings) -> Iterator[Finding]:
+    yield from _refusal("supported", partial(check_base_model, settings))
+
+
+def check_adapter_shape(settings: Settings) -> Iterator[Finding]:
+    yield from _refusal("adapter_shape", partial(require_adapter_shape, settings))
+
+
+def check_memory(settings: Settings) -> Iterator[Finding]:
+    yield from _refusal("memory", partial(require_fit, settings))
+
+
+def _refusal(name: str, require: Callable[[], None]) -> Iterator[Finding]:
+    """Yield a problem if a requirement raises ValueError, whose sentence also says what to do."""
+    try:
+        require()
+    except ValueError as error:
+        yield Finding(name, Level.PROBLEM, str(error))
+
+
 START_CHECKS: tuple[Check, ...] = (
+    check_trackers,
     check_model,
     check_engine_environment,
     check_devices,
     check_extensions,
     check_target_modules,
+    check_supported,
+    check_adapter_shape,
+    check_memory,
 )
 
 
@@ -127,22 +155,15 @@ def start_problems(settings: Settings, *, with_ports: bool = True) -> Iterator[s
     Args:
         with_ports: Whether the ports must be free. They are not while the service of this home runs.
     """
-    yield from _refusal(partial(require_trackers, settings.observability.trackers))
-    if with_ports:
-        yield from _refusal(partial(check_ports_are_free, settings))
-    for check in START_CHECKS:
+    checks: list[Check] = [_check_ports, *START_CHECKS] if with_ports else [*START_CHECKS]
+    for check in checks:
         for finding in check(settings):
             if finding.level == Level.PROBLEM:
-                yield f"{finding.found.rstrip('.')}. {finding.fix}"
-    for requirement in (check_base_model, require_adapter_shape, require_fit):
-        yield from _refusal(partial(requirement, settings))
+                yield f"{finding.found.rstrip('.')}. {finding.fix}" if finding.fix else finding.found
 
 
-def _refusal(require: Callable[[], None]) -> Iterator[str]:
-    try:
-        require()
-    except ValueError as error:
-        yield str(error)
+def _check_ports(settings: Settings) -> Iterator[Finding]:
+    yield from _refusal("ports", partial(check_ports_are_free, settings))
 
 
 def require_startable(settings: Settings) -> None:

@@ -84,6 +84,7 @@ def test_custom_class_is_loaded_by_entry_point(tmp_path: Path, monkeypatch: pyte
     ("name", "message"),
     [
         ("grpoo", "did you mean 'grpo'. Known are .*grpo"),
+        ("dr.grpo", r"cannot be imported: No module named 'dr' \(did you mean 'dr_grpo'\?\)\. Name a class"),
         ("missing.package:Algorithm", "cannot be imported"),
         ("tests.alignment.algorithms.test_registry:Missing", "cannot be imported"),
         ("builtins:int", "not a subclass"),

@@ -68,6 +68,7 @@ def test_sentence_is_that_of_up_which_leaves_nothing_behind(text: str, expected:
     assert [file.name for file in Path(".attune").iterdir()] == ["adapter_spec.json"]
     status, output = check(text, "--settings-only")
     assert status == 0 and "the settings are valid" in output
+    assert expected.partition(". ")[0] in run(app, ["doctor"]).output
 
 
 def test_settings_with_which_up_could_start_are_valid(check: Check) -> None:
