@@ -90,9 +90,7 @@ def differing_tokens(chosen: Sequence[int], rejected: Sequence[int]) -> tuple[tu
     spans = [(0, len(middle), 0, len(other))]
     if len(middle) * len(other) <= MAX_ALIGNED:
         opcodes = SequenceMatcher(None, middle, other, autojunk=False).get_opcodes()
-        spans = [
-            (low, high, other_low, other_high) for kind, low, high, other_low, other_high in opcodes if kind != "equal"
-        ]
+        spans = [(a, b, c, d) for kind, a, b, c, d in opcodes if kind != "equal"]
     sides = ([False] * len(chosen), [False] * len(rejected))
     for first, last, other_first, other_last in spans:
         for flags, low, high in ((sides[0], first, last), (sides[1], other_first, other_last)):
