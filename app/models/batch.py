@@ -107,6 +107,7 @@ class Sample(Created, Base):
         partial_index("ix_samples_of_raters", "policy_id", "rater", where="state = 'open'"),
         partial_index("ix_samples_policy_id_reward", "policy_id", "reward", where="state = 'open'"),
         partial_index("ix_samples_pairs", "policy_id", "is_pair", where="state = 'open'"),
+        partial_index("ix_samples_quarantined", "policy_id", where="state = 'quarantined'"),
         partial_index("ix_samples_policy_id_replied_at", "policy_id", "replied_at", where="state = 'open'"),
         partial_index("ix_samples_policy_id_changed_at", "policy_id", "changed_at", where="state = 'open'"),
         partial_index("ix_samples_miscounted", "policy_id", "changed_at", where=IS_MISCOUNTED),

@@ -43,8 +43,10 @@ async def allowed_samples(session: AsyncSession, policy: Policy, settings: Setti
     return and_(Sample.version_id.in_([version.id for version in line]), is_consenting)
 
 
-def is_learnable(policy: Policy, is_allowed: ColumnElement[bool], settings: Settings) -> ColumnElement[bool]:
-    """Return the condition that the algorithm can learn from a ready sample.
+def is_learnable(
+    policy: Policy, is_allowed: ColumnElement[bool], settings: Settings, ready_until: float | None = None
+) -> ColumnElement[bool]:
+    """Return the condition that the algorithm can learn from a ready sample; see `is_in_group` for `ready_until`.
 
     If it learns from groups alone, another ready sample must answer the same prompt. Replies to a prompt set are taken
     without one: no other reply will come, and the plan waits until they have been in a batch. Corrected replies need
@@ -52,7 +54,8 @@ def is_learnable(policy: Policy, is_allowed: ColumnElement[bool], settings: Sett
     """
     if not settings.algorithm.needs_groups:
         return true()
-    return or_(is_in_group(policy.id, is_allowed, func.count() > 1), is_planned(), Sample.is_pair)
+    has_others = is_in_group(policy.id, is_allowed, func.count() > 1, ready_until)
+    return or_(has_others, is_planned(), Sample.is_pair)
 
 
 def is_consenting() -> ColumnElement[bool]:
@@ -80,9 +83,18 @@ def group_key() -> ColumnElement[str]:
     return func.coalesce(Sample.group_id, Sample.turn_id)
 
 
-def is_in_group(policy_id: str, condition: ColumnElement[bool], having: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition that a Sample's group, of ready samples with this condition, fulfils `having`."""
-    ready = (Sample.policy_id == policy_id, is_open(), Sample.ready_at <= now())
+def is_in_group(
+    policy_id: str, condition: ColumnElement[bool], having: ColumnElement[bool], ready_until: float | None = None
+) -> ColumnElement[bool]:
+    """Return the condition that a Sample's group, of ready samples with this condition, fulfils `having`.
+
+    The ready samples are those whose `ready_at` is not after `ready_until`, by default the current time.
+    """
+    ready = (
+        Sample.policy_id == policy_id,
+        is_open(),
+        Sample.ready_at <= (now() if ready_until is None else ready_until),
+    )
     groups = select(group_key()).where(*ready, condition).group_by(group_key()).having(having)
     return group_key().in_(groups.correlate(None))
 

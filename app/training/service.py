@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, func, select, true
+from sqlalchemy import ColumnElement, and_, case, func, select, text, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.tolerance import is_tie
@@ -22,7 +22,6 @@ from app.models import (
     Policy,
     PolicyState,
     Sample,
-    SampleState,
     VersionState,
 )
 from app.policies import repository
@@ -73,16 +72,19 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
     is_own_open = and_(Sample.policy_id == policy.id, is_open())
     until, is_limited = await _find_last_counted(session, and_(is_own_open, is_allowed))
     is_counted = and_(is_allowed, Sample.ready_at <= until)
-    usable = sample_conditions.is_learnable(policy, is_counted, settings)
+    usable = sample_conditions.is_learnable(policy, is_allowed, settings, until)
     has_contrast = (
         Sample.is_pair
         | sample_conditions.is_in_group(
-            policy.id, is_counted & ~Sample.is_pair, sample_conditions.rewards_differ(settings.algorithm.min_contrast)
+            policy.id,
+            is_allowed & ~Sample.is_pair,
+            sample_conditions.rewards_differ(settings.algorithm.min_contrast),
+            until,
         )
         if settings.algorithm.needs_groups
         else true()
     )
-    is_quarantined = and_(Sample.policy_id == policy.id, Sample.state == SampleState.QUARANTINED)
+    is_quarantined = and_(Sample.policy_id == policy.id, text("samples.state = 'quarantined'"))  # for SQLite's index
     query = select(
         func.count(),
         _count_first(is_own_open, Sample.ready_at > (now() if is_limited else until), is_allowed),
@@ -269,7 +271,8 @@ async def _count_selectable(
         caps = {"rater": (Sample.rater, limit), **caps}
     is_allowed = await sample_conditions.allowed_samples(session, policy, settings)
     is_counted = and_(is_allowed, Sample.ready_at <= counts.counted_until)
-    is_usable = and_(is_counted, sample_conditions.is_learnable(policy, is_counted, settings))
+    is_learnable = sample_conditions.is_learnable(policy, is_allowed, settings, counts.counted_until)
+    is_usable = and_(is_counted, is_learnable)
     fewest, limiting = size, ""
     for name, (owner, limit) in caps.items():
         ready = (

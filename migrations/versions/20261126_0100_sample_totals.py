@@ -17,6 +17,7 @@ IS_MISCOUNTED = "counted_state <> state AND (state IN ('open', 'quarantined') OR
 INDEXES = (
     ("ix_samples_miscounted", ["policy_id", "changed_at"], IS_MISCOUNTED),
     ("ix_samples_policy_id_reward", ["policy_id", "reward"], "state = 'open'"),
+    ("ix_samples_quarantined", ["policy_id"], "state = 'quarantined'"),
 )
 
 

@@ -34,7 +34,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     online.drop_index("ix_samples_pairs", "samples")
-    with op.batch_alter_table("feedback") as table:
-        table.drop_column("text_rule")
-    with op.batch_alter_table("samples") as table:
-        table.drop_column("is_pair")
+    op.drop_column("feedback", "text_rule")
+    op.drop_column("samples", "is_pair")

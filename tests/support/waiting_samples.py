@@ -11,6 +11,13 @@ from tests.support.deployment import Harness
 from tests.support.turns import make_turn
 
 
+async def analyze(harness: Harness) -> None:
+    """Give the planner its statistics, and remove what earlier versions of rows have left in PostgreSQL's indexes."""
+    async with harness.db.engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await connection.execute(text("ANALYZE" if harness.db.embedded else "VACUUM ANALYZE"))
+
+
 async def add_turns(harness: Harness, count: int, prefix: str = "t") -> list[Turn]:
     """Insert finished turns of the policy that serves, the oldest first."""
     policy, version = await harness.policy(), await harness.serving()

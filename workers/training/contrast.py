@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, or_, select
+from sqlalchemy import ColumnElement, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.algorithm import UpdateConfig
@@ -44,7 +44,10 @@ async def find_contrast(session: AsyncSession, look: Look, algorithm: UpdateConf
         changed = select(group).where(*is_own_open, Sample.changed_at >= last.changed_since)
         keys = set(await session.scalars(changed.limit(MAX_GROUPS + 1)))
         if len(keys) <= MAX_GROUPS:
-            conditions.append(or_(Sample.turn_id.in_(keys), Sample.group_id.in_(keys)))
+            # By primary keys alone: SQLite would read all samples of the policy for an OR.
+            alone = select(Sample.turn_id).where(Sample.turn_id.in_(keys))
+            grouped = select(Sample.turn_id).where(*is_own_open, Sample.group_id.in_(keys))
+            conditions = [Sample.turn_id.in_(union_all(alone, grouped)), is_open()]
             read_at = last.read_at
     having = sample_conditions.rewards_differ(algorithm.min_contrast)
     differing = select(group).where(*conditions).group_by(group).having(having).limit(1)

@@ -25,7 +25,7 @@ from app.training import batch_samples, sample_totals
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
 from tests.support.trained_versions import create_version
-from tests.support.waiting_samples import add_samples
+from tests.support.waiting_samples import add_samples, analyze
 from workers.curate import curate
 from workers.database_metrics import read_metrics
 from workers.training.assemble import assemble
@@ -216,8 +216,7 @@ async def test_pages_cost_the_same_however_many_samples_wait(
         await add_samples(harness, added, lambda number: 1.0, prefix)
         number_of_samples += added
         await count(harness)
-        async with harness.db.write() as session:
-            await session.execute(text("ANALYZE"))
+        await analyze(harness)
         await read()
         async with count_work(api_database(harness) if page.startswith("/") else harness.db) as work:
             await read()

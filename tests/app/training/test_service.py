@@ -210,7 +210,10 @@ async def test_the_first_samples_of_a_backlog_are_counted(harness: Harness, monk
         await create_sample(harness, state=SampleState.QUARANTINED)
     body = await read_status(harness)
     assert body["samples"] == {"open": 3, "not_ready": 3, "quarantined": 3} and body["raters"] == 3
-    assert body["waiting_for"] == "5 more ready samples. This is about the first 3 of the ready samples."
+    assert body["waiting_for"] == (
+        "All 3 ready samples have the reward 1: the next batch needs one with another reward. "
+        "This is about the first 3 of the ready samples."
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])

@@ -188,6 +188,7 @@ async def test_turns_that_are_not_compared_are_read_up_to_a_bound(
 
 async def test_the_comparison_of_a_canary_has_a_bound(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "MAX_ARM_TURNS", 500)
+    monkeypatch.setattr(comparison, "MAX_READ_TURNS", 500)
     version, arms = await harness.serving(), []
 
     async def compare() -> None:
