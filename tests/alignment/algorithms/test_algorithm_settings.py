@@ -114,8 +114,8 @@ def draws(step: int) -> dict[str, torch.Tensor]:
     """Return log-probs, values and entropies of eight replies of eight tokens."""
     generator = torch.Generator().manual_seed(step)
     names = ("rollout_logprobs_BT", "old_logprobs_BT", "ref_logprobs_BT", "logprobs_BT", "values_BT", "entropy_BT")
-    drawn = {name: torch.randn(8, 8, generator=generator, dtype=torch.float64) for name in names}
-    return {name: x_BT if name == "values_BT" else -x_BT.abs() for name, x_BT in drawn.items()}
+    sampled = {name: torch.randn(8, 8, generator=generator, dtype=torch.float64) for name in names}
+    return {name: x_BT if name == "values_BT" else -x_BT.abs() for name, x_BT in sampled.items()}
 
 
 def observe(config: AlgorithmConfig) -> list[float]:

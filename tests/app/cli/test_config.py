@@ -40,8 +40,8 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
     ports = {"server.port": free_port(), "engine.port": free_port()}
 
     def check_config(text: str, *options: str) -> tuple[int, str]:
-        given = {"engine.python": "'/bin/sh'"} | {path: str(port) for path, port in ports.items() if path not in text}
-        lines = [f"{path} = {value}" for path, value in given.items()]
+        values = {"engine.python": "'/bin/sh'"} | {path: str(port) for path, port in ports.items() if path not in text}
+        lines = [f"{path} = {value}" for path, value in values.items()]
         (tmp_path / "attune.toml").write_text("\n".join([text, *lines]))
         get_settings.cache_clear()
         result = run(app, ["config", "check", *options])
