@@ -73,7 +73,7 @@ async def read_corrected(
             Sample.batch_id == batch_id,
             Sample.state == SampleState.BATCHED,
         )
-        .order_by(Feedback.seq)
+        .order_by(Feedback.seq, Reward.id)
     )
     found = [
         (id, turn_id, text, _served_text(reply), weight)

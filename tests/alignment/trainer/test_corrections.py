@@ -98,7 +98,7 @@ def test_votes_and_corrections_are_learned_from_together(
     assert "correction/rewards/margins" in report.metrics
 
 
-def test_votes_without_contrast_wait_beside_corrections(
+def test_votes_without_contrast_wait_while_corrections_are_learned_from(
     base_model: Path, config: TrainerConfig, write: Write, draw: Draw
 ) -> None:
     votes = tuple(replace(sample, reward=1.0) for sample in draw(4).samples)
