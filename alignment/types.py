@@ -82,9 +82,8 @@ class CorrectedReply:
 class Batch:
     """A frozen set of samples for one update of one policy.
 
-    `corrected` are replies with better texts. A reply may be among the samples, too: then it is learned from by its
-    reward as well. `held_out` are other replies of the version that the update starts from. Nothing is learned from
-    them: the KL of the update is measured on them.
+    `corrected` are better texts for replies of the samples. `held_out` are other replies of the version that the update
+    starts from. Nothing is learned from them: the KL of the update is measured on them.
     """
 
     id: str
@@ -92,14 +91,6 @@ class Batch:
     samples: tuple[Sample, ...]
     held_out: tuple[Sample, ...] = ()
     corrected: tuple[CorrectedReply, ...] = ()
-
-    @property
-    def replies(self) -> tuple[Sample, ...]:
-        """Return the samples, and the corrected replies that are not among them, each once."""
-        by_turn = {sample.turn_id: sample for sample in self.samples}
-        for one in self.corrected:
-            by_turn.setdefault(one.sample.turn_id, one.sample)
-        return tuple(by_turn.values())
 
     def without(self, turn_ids: Collection[str]) -> Batch:
         """Return the batch without these turns."""

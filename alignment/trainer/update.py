@@ -65,10 +65,13 @@ class Update:
         self.returned: dict[str, ReturnReason] = {}  # turns to learn from in a later update
         target = self.config.kl_target
         self.kl_target = None if target is None else kl_target_factor * target
-        check_token_ids(batch.replies, self.policy.num_token_ids)
+        check_token_ids(batch.samples, self.policy.num_token_ids)
         self.pairs, self.unused_texts = make_pairs(batch, context.tokenizer, self.policy)
+        self.corrected = {pair.correction.sample.turn_id for pair in self.pairs}
         self.by_reward = self._select()
-        self.samples = [*self.by_reward, *self._other_corrected()]
+        selected = {sample.turn_id for sample in self.by_reward}
+        rest = (sample for sample in batch.samples if sample.turn_id not in selected)
+        self.samples = [*self.by_reward, *(sample for sample in rest if sample.turn_id in self.corrected)]
         self.sequences = [ScoredSequence.from_sample(sample) for sample in self.samples]
         self.data = collate(self.samples, self.policy.device)
         settings = self.algorithm.config
@@ -139,13 +142,14 @@ class Update:
         self, steps: list[dict[str, float]], parts: Sequence[LossPart], num_planned: int, kl_metrics: dict[str, float]
     ) -> UpdateReport:
         steps_per_epoch = max(len(part.epochs[0]) for part in parts)
-        replies = self.batch.replies
-        metrics = batch_metrics(replies, parts[0].data) | average_steps(steps, steps_per_epoch)
+        metrics = batch_metrics(self.batch.samples, parts[0].data) | average_steps(steps, steps_per_epoch)
         used = {sample.turn_id for sample in self.samples}
         unused_turn_ids = tuple(
-            sample.turn_id for sample in replies if sample.turn_id not in used and sample.turn_id not in self.returned
+            sample.turn_id
+            for sample in self.batch.samples
+            if sample.turn_id not in used and sample.turn_id not in self.returned
         )
-        metrics["training/samples_left_out"] = float(len(replies) - len(self.samples))
+        metrics["training/samples_left_out"] = float(len(self.batch.samples) - len(self.samples))
         metrics["training/samples_late"] = float(
             sum(
                 len(part.samples)
@@ -224,37 +228,23 @@ class Update:
     def _select(self) -> list[Sample]:
         """Return the samples to learn from by their rewards.
 
-        Those without contrast wait for a later update where there are corrections to learn from.
+        Where these have no contrast, those without a corrected text wait for a later update.
         """
-        has_pair = {pair.correction.sample.turn_id for pair in self.pairs}
-        samples = list(self.batch.samples)
-        samples += [sample for sample in self.batch.replies[len(samples) :] if sample.turn_id not in has_pair]
+        samples = self.batch.samples
         try:
             return [samples[index] for index in self.algorithm.select(samples)]
         except (NoVariance, NothingToCompare):
             if not self.pairs:
                 raise
-        waiting = (sample.turn_id for sample in samples if sample.turn_id not in has_pair)
+        waiting = (sample.turn_id for sample in samples if sample.turn_id not in self.corrected)
         self.returned |= dict.fromkeys(waiting, ReturnReason.NO_CONTRAST)
         return []
-
-    def _other_corrected(self) -> list[Sample]:
-        """Return the corrected replies that are not learned from by their rewards. They are scored like the others."""
-        known = {sample.turn_id for sample in self.by_reward}
-        return list(
-            {
-                pair.correction.sample.turn_id: pair.correction.sample
-                for pair in self.pairs
-                if pair.correction.sample.turn_id not in known
-            }.values()
-        )
 
     def _split(self, whole: LossPart) -> list[LossPart]:
         """Return the parts of the batch that are learned from with different losses, and note what waits."""
         if not self.pairs:
             return self._split_by_lateness(whole)
-        num_corrected = len({pair.correction.sample.turn_id for pair in self.pairs})
-        share = num_corrected / (num_corrected + len(self.by_reward))
+        share = len(self.corrected) / len(self.samples)
         parts = []
         if self.by_reward:
             rest = whole.take(range(len(self.by_reward)), self.algorithm, 1.0)

@@ -64,10 +64,10 @@ class Sample(Created, Base):
     uses_feedback: Mapped[bool] = mapped_column(
         default=True, server_default=true(), doc="whether its reward includes the feedback on its turn"
     )
-    is_pair: Mapped[bool] = mapped_column(
+    is_corrected: Mapped[bool] = mapped_column(
         default=False,
         server_default=false(),
-        doc="whether it is learned from by corrected texts, not by its reward: no other feedback counts",
+        doc="whether somebody has corrected its reply, and the text can be learned from",
     )
     num_returns: Mapped[int] = mapped_column(default=0, server_default="0", doc="how often it returned from a batch")
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
@@ -106,7 +106,7 @@ class Sample(Created, Base):
         partial_index("ix_samples_in_groups", "policy_id", "group_id", where="state = 'open'"),
         partial_index("ix_samples_of_raters", "policy_id", "rater", where="state = 'open'"),
         partial_index("ix_samples_policy_id_reward", "policy_id", "reward", where="state = 'open'"),
-        partial_index("ix_samples_pairs", "policy_id", "is_pair", where="state = 'open'"),
+        partial_index("ix_samples_corrected", "policy_id", "is_corrected", where="state = 'open'"),
         partial_index("ix_samples_quarantined", "policy_id", where="state = 'quarantined'"),
         partial_index("ix_samples_policy_id_replied_at", "policy_id", "replied_at", where="state = 'open'"),
         partial_index("ix_samples_policy_id_changed_at", "policy_id", "changed_at", where="state = 'open'"),

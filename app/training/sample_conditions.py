@@ -55,7 +55,7 @@ def is_learnable(
     if not settings.algorithm.needs_groups:
         return true()
     has_others = is_in_group(policy.id, is_allowed, func.count() > 1, ready_until)
-    return or_(has_others, is_planned(), Sample.is_pair)
+    return or_(has_others, is_planned(), Sample.is_corrected)
 
 
 def is_consenting() -> ColumnElement[bool]:

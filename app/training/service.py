@@ -43,8 +43,8 @@ class SampleCounts(NamedTuple):
     `ready` samples may go into the next batch, `not_ready` ones wait for late feedback, and `quarantined` ones for an
     admin. `raters` are the distinct raters of the ready samples; a sample without a rater counts as one. Of the ready
     ones the algorithm can use `usable`, and `waiting_for_new` of these join a batch only together with as many others
-    (`waits_for_new`); `comparable` are in groups with different rewards. `corrected` ones are learned from by corrected
-    texts, and need no contrast; the lowest and the highest reward are those of the others.
+    (`waits_for_new`); `comparable` are in groups with different rewards. `corrected` ones have corrected texts,
+    which need no contrast.
 
     At most MAX_COUNTED of each kind are counted. If there are more ready samples (`is_limited`), all that is said of
     them is about the first ones, up to `counted_until` (of their `ready_at`), with those of the same time.
@@ -74,10 +74,10 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
     is_counted = and_(is_allowed, Sample.ready_at <= until)
     usable = sample_conditions.is_learnable(policy, is_allowed, settings, until)
     has_contrast = (
-        Sample.is_pair
+        Sample.is_corrected
         | sample_conditions.is_in_group(
             policy.id,
-            is_allowed & ~Sample.is_pair,
+            is_allowed,
             sample_conditions.rewards_differ(settings.algorithm.min_contrast),
             until,
         )
@@ -91,12 +91,12 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         _count_first(is_quarantined, is_allowed),
         func.count(Sample.rater.distinct()) + func.count(case((Sample.rater.is_(None), 1))),
         func.min(Sample.ready_at),
-        func.min(case((~Sample.is_pair, Sample.reward))),
-        func.max(case((~Sample.is_pair, Sample.reward))),
+        func.min(Sample.reward),
+        func.max(Sample.reward),
         func.count(case((usable, 1))),
         func.count(case((usable & sample_conditions.waits_for_new(), 1))),
         func.count(case((usable & has_contrast, 1))),
-        func.count(case((usable & Sample.is_pair, 1))),
+        func.count(case((usable & Sample.is_corrected, 1))),
         now(),
     ).where(is_own_open, is_counted)
     return SampleCounts._make((*(await session.execute(query)).one(), until, is_limited))
@@ -213,16 +213,11 @@ async def _explain_samples(
             "rollouts.group_sampling",
         )
     extremes = [reward for reward in (counts.lowest_reward, counts.highest_reward) if reward is not None]
-    if extremes and is_tie(extremes):
-        or_corrections = (
-            f", or {min_size - counts.corrected} more corrections" if 0 < counts.corrected < min_size else ""
-        )
+    if extremes and is_tie(extremes) and counts.corrected < min_size:
+        or_corrections = f", or {min_size - counts.corrected} more corrections" if counts.corrected else ""
         return Wait(
-            f"All {counts.ready - counts.corrected} ready samples with votes have the reward {extremes[0]:g}: the next "
-            f"batch needs one with another reward{or_corrections}."
-            if counts.corrected
-            else f"All {counts.ready} ready samples have the reward {extremes[0]:g}: the next batch needs one with "
-            "another reward.",
+            f"All {counts.ready} ready samples have the reward {extremes[0]:g}: the next batch needs one with "
+            f"another reward{or_corrections}.",
         )
     return Wait(
         f"Nothing that is counted here: {size} ready samples are within each cap. All caps together may allow fewer, "

@@ -2,7 +2,7 @@
 
 Simulated users judge every reply. "votes": a thumb on each reply. "corrections": nothing on a liked reply; a disliked
 one is rewritten in the style that they like, with the right facts. "both": a thumb up on a liked reply, a rewritten
-text for a disliked one. One piece of feedback in a hundred is mistaken: the thumb is the wrong one, or a liked reply is
+text for a disliked one. "no texts": the same, and the texts are not learned from (the rewards are 1 and -0.5). One piece of feedback in a hundred is mistaken: the thumb is the wrong one, or a liked reply is
 rewritten and a disliked one is left alone. An update takes the pieces of feedback that start one in the service, with
 the service's defaults.
 
@@ -29,7 +29,7 @@ from tests.support.offline.experiment import Experiment, ExperimentConfig
 from tests.support.offline.sampler import Reply
 from tests.support.offline.service_defaults import BATCH_SIZE, service_config
 
-ARMS = ("votes", "corrections", "both")
+ARMS = ("votes", "corrections", "both", "no texts")
 ENOUGH = 0.85  # approval
 REPLIES = 24  # that are sampled at a time
 MAX_ROUNDS = 40  # of replies for one update
@@ -64,12 +64,13 @@ class CorrectingUsers(Experiment):
         samples = super()._make_samples(prompt, replies, approvals, behavior_version)
         if self.arm == "votes":
             return samples
-        disliked = [(reply, sample) for reply, sample in zip(replies, samples, strict=True) if sample.reward < 0]
-        for reply, sample in disliked:
-            text = write_reply(self.random, prompt.question, "helpful")
-            known = replace(sample, reward=-0.5)
-            self.corrected.append(CorrectedReply(f"fb-{sample.turn_id}", known, self.text(reply), text))
-        return [sample for sample in samples if sample.reward > 0] if self.arm == "both" else []
+        judged = [sample if sample.reward > 0 else replace(sample, reward=-0.5) for sample in samples]
+        disliked = [(reply, sample) for reply, sample in zip(replies, judged, strict=True) if sample.reward < 0]
+        if self.arm != "no texts":
+            for reply, sample in disliked:
+                text = write_reply(self.random, prompt.question, "helpful")
+                self.corrected.append(CorrectedReply(f"fb-{sample.turn_id}", sample, self.text(reply), text))
+        return [sample for _, sample in disliked] if self.arm == "corrections" else judged
 
 
 def run(arm: str, algorithm: str, seed: int, args: argparse.Namespace, log: Callable[[str], None]) -> Result:
@@ -83,10 +84,10 @@ def run(arm: str, algorithm: str, seed: int, args: argparse.Namespace, log: Call
         for _ in range(MAX_ROUNDS):
             samples += users.collect_votes().samples
             num_replies += REPLIES
-            if len(samples) + len(users.corrected) >= BATCH_SIZE:
+            if len(samples) >= BATCH_SIZE:
                 break
         metrics, refused = users.train(samples, users.corrected)
-        num_pieces += len(samples) + len(users.corrected)
+        num_pieces += len(samples)
         if number % args.every == 0:
             curve.append((num_pieces, num_replies, users.evaluate(args.users).approval))
             log(

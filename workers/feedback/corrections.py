@@ -1,7 +1,7 @@
 """Corrections whose texts are learned from: which they are, and the pairs that a batch has of them."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import and_, func, select, update
@@ -46,10 +46,9 @@ async def find_usable(session: AsyncSession, rewards: Iterable[Reward]) -> set[i
     return usable
 
 
-def is_corrected_only(rewards: Sequence[Reward], usable: Collection[int]) -> bool:
-    """Return whether the feedback on a reply consists of corrections whose texts can be learned from."""
-    counted = [row for row in rewards if row.reward_source == EXPLICIT and row.weight > 0]
-    return bool(counted) and all(row.feedback_seq in usable for row in counted)
+def has_usable(rewards: Iterable[Reward], usable: Collection[int]) -> bool:
+    """Return whether one of the rewards of a reply comes from a correction whose text can be learned from."""
+    return any(row.feedback_seq in usable for row in rewards)
 
 
 async def read_corrected(

@@ -112,11 +112,7 @@ async def update_samples(
         else:
             sample.group_id = comparison_groups.get(turn.id, sample.group_id)
         if sample.state in WAITING:
-            is_alone = turn.policy_id not in need_groups or not (
-                turn.id in comparison_groups or len({one.id for one in groups.trainable_group(turn)}) > 1
-            )
-            is_corrected = uses_feedback and corrections.is_corrected_only(counted[turn.id], usable_texts)
-            sample.is_pair = is_alone and is_corrected
+            sample.is_corrected = uses_feedback and corrections.has_usable(counted[turn.id], usable_texts)
         if sample.state == SampleState.OPEN:
             ready_times = [
                 _ready_at(member, turn_rewards[member.id], config, time) for member in groups.trainable_group(turn)

@@ -149,15 +149,7 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.own_prompt_ids.is_(None))
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
-        select(
-            Turn,
-            Sample.reward,
-            Sample.weight,
-            Sample.group_id,
-            Sample.is_pair,
-            Sample.automated_batch_id,
-            Version.number,
-        )
+        select(Turn, Sample.reward, Sample.weight, Sample.group_id, Sample.automated_batch_id, Version.number)
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
@@ -177,15 +169,12 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
             group=group,
             weight=weight,
         )
-        for turn, reward, weight, group, *_, number in rows
+        for turn, reward, weight, group, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
     held_out = await read_held_out(session, parent, {sample.turn_id for sample in samples})
     corrected = await corrections.read_corrected(session, row.id, {sample.turn_id: sample for sample in samples})
-    with_text = {one.sample.turn_id for one in corrected}
-    pairs = {turn.id for turn, *_, is_pair, _, _ in rows if is_pair} & with_text
-    by_reward = tuple(sample for sample in samples if sample.turn_id not in pairs)
-    batch = alignment_types.Batch(row.id, policy.name, by_reward, held_out, tuple(corrected))
+    batch = alignment_types.Batch(row.id, policy.name, samples, held_out, tuple(corrected))
     return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch, num_replaced)
 
 

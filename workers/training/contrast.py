@@ -29,7 +29,7 @@ async def find_contrast(session: AsyncSession, look: Look, algorithm: UpdateConf
     read, and then for ALL_GROUPS_SECONDS only the groups of those that have changed.
     """
     is_own_open = (Sample.policy_id == look.policy_id, is_open())
-    if await session.scalar(select(Sample.turn_id).where(*is_own_open, Sample.is_pair).limit(1)) is not None:
+    if await session.scalar(select(Sample.turn_id).where(*is_own_open, Sample.is_corrected).limit(1)) is not None:
         return Contrast(True)
     if not algorithm.needs_groups:
         lowest, highest = [

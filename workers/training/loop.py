@@ -67,7 +67,7 @@ class TrainingLoop:
     def train_batch(self, claimed: ClaimedBatch) -> None:
         """Run one update and record the version, or why there is none. Raises LeaseLost."""
         context, batch_id, name = self.context, claimed.row.id, claimed.adapter_name
-        log.info("batch %s: %d samples → %s", batch_id, len(claimed.batch.replies), name)
+        log.info("batch %s: %d samples → %s", batch_id, len(claimed.batch.samples), name)
         lineage = {
             "version": name,
             "parent": claimed.parent.id,

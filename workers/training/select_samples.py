@@ -1,7 +1,7 @@
 """Select the ready samples of the next batch: whole groups, oldest first, within the caps on what one source gives.
 
 A batch has at least two different rewards, and where the algorithm learns from groups alone, a group that has them.
-Samples that are learned from by corrected texts need no contrast: where the others have none, these are a batch alone.
+Where there are none, it consists of corrected replies alone, whose texts need no contrast.
 """
 
 from collections import defaultdict
@@ -45,6 +45,7 @@ class SamplePool:
     is_usable: ColumnElement[bool]
     condition: ColumnElement[bool] = field(default_factory=true)
     has_usual_order: bool = True
+    needs_contrast: bool = True
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
             (sample_conditions.waits_for_new(), WAITS_FOR_NEW),
@@ -62,9 +63,10 @@ class SamplePool:
         """Leave out the samples of quarantined batches."""
         return replace(self, condition=sample_conditions.num_failures() == 0)
 
-    def pairs_alone(self) -> "SamplePool":
-        """Leave out the samples that are learned from by their rewards."""
-        return replace(self, condition=and_(self.condition, Sample.is_pair), has_usual_order=False)
+    def corrected_alone(self) -> "SamplePool":
+        """Leave out the samples that have no corrected texts. Those need no contrast."""
+        condition = and_(self.condition, Sample.is_corrected)
+        return replace(self, condition=condition, has_usual_order=False, needs_contrast=False)
 
     def first_if(self, condition: ColumnElement[bool], priority: int) -> "SamplePool":
         return replace(self, priority=case((condition, priority), else_=self.priority), has_usual_order=False)
@@ -82,19 +84,17 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
     algorithm = settings.algorithm
     groups = await _read_groups(session, pool, size, max_planned, settings)
     chosen = _fill_batch(groups, size, max_planned)
-    compared = ((group, id) for group in groups for id in group.rewards if id not in group.pairs)
-    rewards = [(group.key, chosen[id]) for group, id in compared if id in chosen]
-    if rewards and not _has_contrast(rewards, algorithm):
-        differs = func.abs(Sample.reward - rewards[0][1]) > algorithm.min_contrast + TOLERANCE
-        gives_contrast: ColumnElement[bool] = and_(~Sample.is_pair, differs)
+    rewards = [(group.key, chosen[id]) for group in groups for id in group.rewards if id in chosen]
+    if rewards and pool.needs_contrast and not _has_contrast(rewards, algorithm):
+        gives_contrast = func.abs(Sample.reward - rewards[0][1]) > algorithm.min_contrast + TOLERANCE
         if algorithm.needs_groups:
-            condition = and_(pool.is_usable, pool.condition, ~Sample.is_pair)
+            condition = and_(pool.is_usable, pool.condition)
             gives_contrast = sample_conditions.is_in_group(
                 pool.policy_id, condition, sample_conditions.rewards_differ(algorithm.min_contrast)
             )
         groups = await _read_groups(session, pool.first_if(gives_contrast, CONTRAST), size, max_planned, settings)
         if groups[0].priority != CONTRAST:
-            return await select_samples(session, pool.pairs_alone(), size, settings)
+            return await select_samples(session, pool.corrected_alone(), size, settings)
         is_first = sample_conditions.group_key() == groups[0].key
         groups = await _read_groups(session, pool.first_if(is_first, FIRST), size, max_planned, settings)
         chosen = _fill_batch(groups, size, max_planned)
@@ -108,8 +108,8 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
             .execution_options(populate_existing=True)
         )
     )
-    rewards = [(sample.group_id or sample.turn_id, sample.reward) for sample in locked if not sample.is_pair]
-    return locked if not rewards or _has_contrast(rewards, algorithm) else []
+    rewards = [(sample.group_id or sample.turn_id, sample.reward) for sample in locked]
+    return locked if not pool.needs_contrast or _has_contrast(rewards, algorithm) else []
 
 
 def _has_contrast(rewards: Iterable[tuple[str, float]], algorithm: UpdateConfig) -> bool:
@@ -124,8 +124,8 @@ def _has_contrast(rewards: Iterable[tuple[str, float]], algorithm: UpdateConfig)
 
 
 class ReadyGroup(NamedTuple):
-    """Samples of replies to one prompt: their rewards by turn, and the turns that are learned from by corrected texts
-    instead. `is_planned` is true if the prompt comes from a prompt set, not from a chat.
+    """Samples of replies to one prompt: their rewards by turn. `is_planned` is true if the prompt comes from a prompt
+    set, not from a chat.
 
     Groups sort by priority, then by `order`: the time at which the first of the samples became ready, or its negative
     for automated rewards.
@@ -135,7 +135,6 @@ class ReadyGroup(NamedTuple):
     order: float
     key: str
     rewards: dict[str, float]
-    pairs: set[str]
     is_planned: bool
 
 
@@ -203,17 +202,14 @@ async def _read_groups_of(session: AsyncSession, samples: Subquery, size: int, m
     order = (samples.c.group_priority, samples.c.group_order, samples.c.group_key)
     for condition, limit in ((samples.c.origin != Origin.PROMPT_SET, size), (is_planned, max_planned)):
         rows = await session.execute(
-            select(*order, samples.c.turn_id, samples.c.reward, samples.c.is_pair, samples.c.origin)
+            select(*order, samples.c.turn_id, samples.c.reward, samples.c.origin)
             .where(condition)
             .order_by(*order, samples.c.turn_id)
             .limit(limit + MAX_GROUP_SIZE)
         )
-        for priority, position, key, turn_id, reward, is_pair, origin in rows:
-            new = ReadyGroup(priority, position, key, {}, set(), origin == Origin.PROMPT_SET)
-            group = groups.setdefault(key, new)
-            group.rewards[turn_id] = reward
-            if is_pair:
-                group.pairs.add(turn_id)
+        for priority, position, key, turn_id, reward, origin in rows:
+            group = ReadyGroup(priority, position, key, {}, origin == Origin.PROMPT_SET)
+            groups.setdefault(key, group).rewards[turn_id] = reward
     return sorted(groups.values(), key=lambda group: group[:3])
 
 
@@ -258,7 +254,6 @@ def _ready_samples(pool: SamplePool, keys: Collection[str] | None) -> Subquery:
             Sample.conversation_id,
             Sample.cluster,
             Sample.reward,
-            Sample.is_pair,
             sample_conditions.group_key().label("group_key"),
             func.min(pool.priority).over(partition_by=sample_conditions.group_key()).label("group_priority"),
             func.min(order).over(partition_by=sample_conditions.group_key()).label("group_order"),

@@ -54,7 +54,10 @@ Write = Callable[..., list[CorrectedReply]]
 
 
 def update(trainer: Trainer, samples: tuple[Sample, ...] = (), corrected: list[CorrectedReply] | None = None):  # type: ignore[no-untyped-def]
-    return trainer.update(Batch("b", "shop", samples, corrected=tuple(corrected or ())))
+    """Update from these samples and the corrected replies, which are samples, too."""
+    known = {sample.turn_id for sample in samples}
+    others = tuple(one.sample for one in corrected or () if one.sample.turn_id not in known)
+    return trainer.update(Batch("b", "shop", samples + others, corrected=tuple(corrected or ())))
 
 
 def margins(trainer: Trainer, base_model: Path, directory: Path, corrected: list[CorrectedReply]) -> list[float]:
@@ -101,7 +104,7 @@ def test_votes_and_corrections_are_learned_from_together(
 def test_votes_without_contrast_wait_while_corrections_are_learned_from(
     base_model: Path, config: TrainerConfig, write: Write, draw: Draw
 ) -> None:
-    votes = tuple(replace(sample, reward=1.0) for sample in draw(4).samples)
+    votes = tuple(replace(sample, reward=-0.5) for sample in draw(4).samples)
     report = update(Trainer(base_model, config), votes, write(4))
     assert report.returned_turns == {sample.turn_id: ReturnReason.NO_CONTRAST for sample in votes}
     assert report.unused_turn_ids == ()
@@ -109,17 +112,14 @@ def test_votes_without_contrast_wait_while_corrections_are_learned_from(
         update(Trainer(base_model, config), votes)
 
 
-def test_a_reply_with_a_vote_and_a_correction_is_in_both_parts(
-    base_model: Path, config: TrainerConfig, write: Write, draw: Draw
+def test_liked_replies_are_compared_with_corrected_ones(
+    base_model: Path, config: TrainerConfig, write: Write, draw: Draw, tmp_path: Path
 ) -> None:
-    corrected = write(2)
-    voted = replace(corrected[0].sample, reward=-0.75)
-    report = update(Trainer(base_model, config), (*draw(4).samples, voted), corrected)
-    assert report.metrics["training/samples"] == 6
-    # The same where the votes have no contrast: the correction is learned from, so the reply does not return.
-    alike = tuple(replace(sample, reward=-0.75) for sample in draw(4).samples)
-    report = update(Trainer(base_model, config), (*alike, voted), corrected)
-    assert report.returned_turns.keys() == {sample.turn_id for sample in alike}
+    liked = tuple(replace(sample, reward=1.0) for sample in draw(4).samples)
+    trainer = Trainer(base_model, config.model_copy(update={"kl_target": 0.01}))
+    report = update(trainer, liked, write(4))
+    assert report.returned_turns == {} and report.metrics["critic/advantages/max"] > 0
+    assert min(margins(trainer, base_model, tmp_path / "v1", write(4))) > 0
 
 
 def test_a_reply_whose_text_is_unusable_is_learned_from_by_its_reward(
@@ -131,20 +131,16 @@ def test_a_reply_whose_text_is_unusable_is_learned_from_by_its_reward(
     assert report.unused_texts == {"fb-0": TextRule.OTHER_TOKENS}
     assert (report.metrics["training/samples"], report.metrics["training/corrections"]) == (6, 1)
     assert report.unused_turn_ids == ()
-    as_vote = update(Trainer(base_model, config), (*draw(4).samples, unusable.sample), [corrected[1]])
-    assert as_vote.metrics["actor/pg_loss"] == report.metrics["actor/pg_loss"]
 
 
-def test_a_batch_without_corrections_is_trained_as_before(
+def test_a_batch_of_unusable_texts_is_trained_as_without_them(
     base_model: Path, config: TrainerConfig, write: Write, draw: Draw
 ) -> None:
     first, second = Trainer(base_model, config), Trainer(base_model, config)
-    update(first, draw(6).samples)
-    update(second, draw(6).samples, [replace(write(1)[0], text="order 0  is late")])  # the same text
-    # The reply of the unusable correction is one more sample.
-    third = Trainer(base_model, config)
-    update(third, (*draw(6).samples, write(1)[0].sample))
-    assert second.probe() == third.probe() and first.probe() != second.probe()
+    same = replace(write(1)[0], text="order 0  is late")
+    update(first, draw(6).samples, [same])
+    update(second, (*draw(6).samples, same.sample))
+    assert first.probe() == second.probe()
 
 
 def test_foreign_corrected_replies_are_left_out(base_model: Path, config: TrainerConfig, write: Write) -> None:

@@ -47,42 +47,46 @@ def pairs(claimed: batches.ClaimedBatch) -> list[tuple[str, str, str]]:
     return sorted((one.sample.turn_id, one.reply, one.text) for one in claimed.batch.corrected)
 
 
-async def test_a_batch_of_corrections_has_their_pairs_alone(harness: Harness) -> None:
+async def test_a_batch_of_corrections_needs_no_contrast(harness: Harness) -> None:
     turns = await correct_many(harness, 4)
     claimed = await claim_next_batch(harness, trainer__batch_size=4)
-    assert claimed.batch.samples == ()
+    assert {sample.turn_id for sample in claimed.batch.samples} == {turn.id for turn in turns}
     assert pairs(claimed) == sorted((turn.id, "hello", f"{TEXT} {number}") for number, turn in enumerate(turns))
-    [sample] = {one.sample.output_ids for one in claimed.batch.corrected}
-    assert sample == (4, 5)
+    [output_ids] = {one.sample.output_ids for one in claimed.batch.corrected}
+    assert output_ids == (4, 5)
 
 
-async def test_corrections_ride_along_with_votes(harness: Harness) -> None:
-    voted = await rate(harness, "+-+-")
+async def test_corrected_replies_are_compared_with_liked_ones(harness: Harness) -> None:
+    liked = await rate(harness, "+++")
     [turn] = await correct_many(harness, 1)
-    claimed = await claim_next_batch(harness, trainer__batch_size=5)
-    assert {sample.turn_id for sample in claimed.batch.samples} == set(voted)
+    claimed = await claim_next_batch(harness, trainer__batch_size=4)
+    rewards = {sample.turn_id: sample.reward for sample in claimed.batch.samples}
+    assert rewards == dict.fromkeys(liked, 1.0) | {turn.id: -0.5}
     assert pairs(claimed) == [(turn.id, "hello", f"{TEXT} 0")]
 
 
-async def test_corrections_are_no_contrast_for_votes_and_do_not_need_one(harness: Harness) -> None:
-    await rate(harness, "++++")
+async def test_without_contrast_corrected_replies_are_a_batch_alone(harness: Harness) -> None:
+    for _ in range(4):  # rewards of -0.5, like those of corrected replies
+        turn = await harness.turn()
+        await harness.api.post("/v1/feedback", json={"completion_id": turn.id, "kind": "score", "value": -0.5})
     settings = harness.settings.replace(by_path({"trainer__batch_size": 3, "trainer__min_batch_size": 3}))
     turns = await correct_many(harness, 2)
     await curate(harness.db, settings)
     assert await assemble(harness.db, settings) == 0, "two corrections are too few for an update"
     turns += await correct_many(harness, 1)
     claimed = await claim_next_batch(harness, trainer__batch_size=3)
-    assert claimed.batch.samples == () and {one[0] for one in pairs(claimed)} == {turn.id for turn in turns}
+    assert {sample.turn_id for sample in claimed.batch.samples} == {turn.id for turn in turns}
+    assert {one[0] for one in pairs(claimed)} == {turn.id for turn in turns}
 
 
-async def test_a_reply_with_a_vote_as_well_is_learned_from_by_both(harness: Harness) -> None:
+async def test_a_reply_with_a_vote_as_well_keeps_the_reward_of_both(harness: Harness) -> None:
     await rate(harness, "+-+")
     turn = await harness.turn()
     await correct(harness, turn)
     await harness.vote(turn.id, "down", source={"id": "ada"})
     claimed = await claim_next_batch(harness, trainer__batch_size=4)
-    assert turn.id in {sample.turn_id for sample in claimed.batch.samples}
-    assert pairs(claimed) == [(turn.id, "hello", TEXT)]
+    [reward] = [sample.reward for sample in claimed.batch.samples if sample.turn_id == turn.id]
+    assert reward == -0.75 and pairs(claimed) == [(turn.id, "hello", TEXT)]
 
 
 async def test_algorithms_that_compare_replies_learn_from_a_single_corrected_reply(harness: Harness) -> None:
@@ -91,7 +95,7 @@ async def test_algorithms_that_compare_replies_learn_from_a_single_corrected_rep
     await correct_many(harness, 2)
     await rate(harness, "+-")  # they wait for other replies to their prompts
     claimed = await claim_next_batch(harness)
-    assert claimed.batch.samples == () and len(claimed.batch.corrected) == 2
+    assert len(claimed.batch.samples) == len(claimed.batch.corrected) == 2
 
 
 async def test_the_latest_correction_of_a_person_replaces_the_earlier_ones(harness: Harness) -> None:
@@ -143,7 +147,7 @@ async def test_a_correction_of_a_whole_conversation_says_that_its_text_is_not_us
     id = (await harness.api.post("/v1/feedback", json=body)).json()["id"]
     await curate(harness.db, harness.settings)
     assert (await read_outcome(harness, id))["text_rule"] == TextRule.WHOLE_CONVERSATION
-    assert [sample.is_pair for sample in await harness.all(Sample)] == [False]
+    assert [sample.is_corrected for sample in await harness.all(Sample)] == [False]
 
 
 @pytest.mark.parametrize("value", ["", "  \n"])
@@ -170,7 +174,7 @@ async def test_the_outcome_follows_the_pair_through_batch_release_and_rollback(h
     await roll_back(harness, 0)
     await curate(harness.db, harness.settings)
     samples = await samples_by_turn(harness)
-    assert [(samples[turn.id].state, samples[turn.id].is_pair) for turn in turns] == [(SampleState.OPEN, True)] * 2
+    assert [(samples[turn.id].state, samples[turn.id].is_corrected) for turn in turns] == [(SampleState.OPEN, True)] * 2
 
 
 async def test_what_the_trainer_finds_unusable_is_recorded(harness: Harness) -> None:
@@ -184,13 +188,12 @@ async def test_what_the_trainer_finds_unusable_is_recorded(harness: Harness) -> 
 
 async def test_a_withdrawn_correction_is_not_in_a_batch(harness: Harness) -> None:
     turns = await correct_many(harness, 3)
-    await harness.vote(turns[0].id, "up", source={"id": "person-0"})
     id = (await harness.all(Feedback))[0].id
     await curate(harness.db, harness.settings)
-    assert [(await samples_by_turn(harness))[turn.id].is_pair for turn in turns] == [False, True, True]
+    assert [(await samples_by_turn(harness))[turn.id].is_corrected for turn in turns] == [True] * 3
     assert (await harness.api.delete(f"/v1/feedback/{id}")).status_code == 200
-    await rate(harness, "-")
-    claimed = await claim_next_batch(harness, trainer__batch_size=4)
+    await harness.vote(turns[0].id, "up", source={"id": "person-0"})
+    claimed = await claim_next_batch(harness, trainer__batch_size=3)
     assert {one[0] for one in pairs(claimed)} == {turn.id for turn in turns[1:]}
     assert turns[0].id in {sample.turn_id for sample in claimed.batch.samples}
 
