@@ -28,8 +28,8 @@ NUM_LATEST_UPDATES = 5  # that the training view shows
 
 
 class SamplesView(BaseModel):
-    open: int = Field(description="ready for the next batch; at most 10,000 are counted, as of the others")
-    not_ready: int = Field(description="waiting for late feedback")
+    open: int = Field(description="ready for the next batch; at most 10,000 are counted")
+    not_ready: int = Field(description="waiting for late feedback; at most 10,000 are counted")
     quarantined: int = Field(description="waiting for an admin's decision")
 
 

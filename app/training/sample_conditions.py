@@ -44,9 +44,9 @@ async def allowed_samples(session: AsyncSession, policy: Policy, settings: Setti
 
 
 def is_learnable(
-    policy: Policy, is_allowed: ColumnElement[bool], settings: Settings, ready_until: float | None = None
+    policy: Policy, is_allowed: ColumnElement[bool], settings: Settings, until: float | None = None
 ) -> ColumnElement[bool]:
-    """Return the condition that the algorithm can learn from a ready sample; see `is_in_group` for `ready_until`.
+    """Return the condition that the algorithm can learn from a ready sample; with `until`, from one ready by then.
 
     If it learns from groups alone, another ready sample must answer the same prompt. Replies to a prompt set are taken
     without one: no other reply will come, and the plan waits until they have been in a batch. Corrected replies need
@@ -54,7 +54,7 @@ def is_learnable(
     """
     if not settings.algorithm.needs_groups:
         return true()
-    has_others = is_in_group(policy.id, is_allowed, func.count() > 1, ready_until)
+    has_others = is_in_group(policy.id, is_allowed, func.count() > 1, until)
     return or_(has_others, is_planned(), Sample.is_corrected)
 
 
@@ -84,17 +84,13 @@ def group_key() -> ColumnElement[str]:
 
 
 def is_in_group(
-    policy_id: str, condition: ColumnElement[bool], having: ColumnElement[bool], ready_until: float | None = None
+    policy_id: str, condition: ColumnElement[bool], having: ColumnElement[bool], until: float | None = None
 ) -> ColumnElement[bool]:
     """Return the condition that a Sample's group, of ready samples with this condition, fulfils `having`.
 
-    The ready samples are those whose `ready_at` is not after `ready_until`, by default the current time.
+    With `until` (of `ready_at`) the group has those alone that are ready by then.
     """
-    ready = (
-        Sample.policy_id == policy_id,
-        is_open(),
-        Sample.ready_at <= (now() if ready_until is None else ready_until),
-    )
+    ready = (Sample.policy_id == policy_id, is_open(), Sample.ready_at <= (now() if until is None else until))
     groups = select(group_key()).where(*ready, condition).group_by(group_key()).having(having)
     return group_key().in_(groups.correlate(None))
 

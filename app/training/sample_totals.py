@@ -50,7 +50,7 @@ async def count_miscounted(db: Database) -> int:
 async def _count_miscounted(session: AsyncSession) -> int:
     is_old = Sample.changed_at < now() - MIN_AGE_SECONDS
     query = select(Sample.turn_id, Sample.policy_id, Sample.state, Sample.counted_state)
-    query = query.where(text(IS_MISCOUNTED), is_old).limit(COUNT_STEP)
+    query = query.where(text(IS_MISCOUNTED), is_old).order_by(Sample.changed_at, Sample.turn_id).limit(COUNT_STEP)
     rows = (await session.execute(query.with_for_update(skip_locked=True))).all()
     changes: Counter[tuple[str, str]] = Counter()
     for row in rows:

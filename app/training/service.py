@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, func, select, text, true
+from sqlalchemy import ColumnElement, Select, and_, case, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.tolerance import is_tie
@@ -22,6 +22,7 @@ from app.models import (
     Policy,
     PolicyState,
     Sample,
+    SampleState,
     VersionState,
 )
 from app.policies import repository
@@ -31,6 +32,7 @@ from app.policies.service import audit_policy
 from app.training import sample_conditions
 from app.training.policy_config import effective_rollouts
 from app.training.sample_columns import consenting_samples, is_open
+from app.training.sample_totals import count_waiting
 
 MIN_TRIGGERED_SAMPLES = 2
 MIN_RATERS_FOR_EVEN_SHARE = 5
@@ -46,8 +48,8 @@ class SampleCounts(NamedTuple):
     (`waits_for_new`); `comparable` are in groups with different rewards. `corrected` ones have corrected texts,
     which need no contrast.
 
-    At most MAX_COUNTED of each kind are counted. If there are more ready samples (`is_limited`), all that is said of
-    them is about the first ones, up to `counted_until` (of their `ready_at`), with those of the same time.
+    At most MAX_COUNTED are counted, but for the quarantined ones. If there are more ready samples (`is_limited`), all
+    that is said of them is about the first ones, up to `counted_until` (of their `ready_at`), with those of that time.
     """
 
     ready: int
@@ -70,26 +72,23 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
     settings = effective_settings(policy, settings)
     is_allowed = await sample_conditions.allowed_samples(session, policy, settings)
     is_own_open = and_(Sample.policy_id == policy.id, is_open())
-    until, is_limited = await _find_last_counted(session, and_(is_own_open, is_allowed))
-    is_counted = and_(is_allowed, Sample.ready_at <= until)
+    time = await database_time(session)
+    last = await _find_last_counted(session, and_(is_own_open, is_allowed), time)
+    until = time if last is None else last
     usable = sample_conditions.is_learnable(policy, is_allowed, settings, until)
     has_contrast = (
         Sample.is_corrected
         | sample_conditions.is_in_group(
-            policy.id,
-            is_allowed,
-            sample_conditions.rewards_differ(settings.algorithm.min_contrast),
-            until,
+            policy.id, is_allowed, sample_conditions.rewards_differ(settings.algorithm.min_contrast), until
         )
         if settings.algorithm.needs_groups
         else true()
     )
-    is_quarantined = and_(Sample.policy_id == policy.id, text("samples.state = 'quarantined'"))  # for SQLite's index
+    waiting = await count_waiting(session, [policy.id])
     query = select(
         func.count(),
-        _count_first(is_own_open, Sample.ready_at > (now() if is_limited else until), is_allowed),
-        _count_first(is_quarantined, is_allowed),
-        func.count(Sample.rater.distinct()) + func.count(case((Sample.rater.is_(None), 1))),
+        _count_first(select(Sample.turn_id).where(is_own_open, Sample.ready_at > time, is_allowed)),
+        func.count(func.coalesce(Sample.rater, Sample.turn_id).distinct()),
         func.min(Sample.ready_at),
         func.min(Sample.reward),
         func.max(Sample.reward),
@@ -97,31 +96,33 @@ async def count_samples(session: AsyncSession, policy: Policy, settings: Setting
         func.count(case((usable & sample_conditions.waits_for_new(), 1))),
         func.count(case((usable & has_contrast, 1))),
         func.count(case((usable & Sample.is_corrected, 1))),
-        now(),
-    ).where(is_own_open, is_counted)
-    return SampleCounts._make((*(await session.execute(query)).one(), until, is_limited))
+    ).where(is_own_open, is_allowed, Sample.ready_at <= until)
+    ready, not_ready, *figures = (await session.execute(query)).one()
+    quarantined = waiting.get((policy.id, SampleState.QUARANTINED), 0)
+    return SampleCounts._make((ready, not_ready, quarantined, *figures, time, until, last is not None))
 
 
-async def _find_last_counted(session: AsyncSession, is_open_and_allowed: ColumnElement[bool]) -> tuple[float, bool]:
-    """Return the `ready_at` of the last ready sample that is counted, and whether there are others after it.
-
-    It is the current time if there are not.
-    """
-    ready_at = select(Sample.ready_at).where(is_open_and_allowed, Sample.ready_at <= now()).order_by(Sample.ready_at)
+async def _find_last_counted(
+    session: AsyncSession, is_open_and_allowed: ColumnElement[bool], time: float
+) -> float | None:
+    """Return the `ready_at` of the last ready sample that is counted; None if there are no others after it."""
+    ready_at = select(Sample.ready_at).where(is_open_and_allowed, Sample.ready_at <= time)
+    ready_at = ready_at.order_by(Sample.ready_at, Sample.turn_id)
     last = list(await session.scalars(ready_at.offset(MAX_COUNTED - 1).limit(2)))
-    return (last[0], True) if len(last) == 2 else (await database_time(session), False)
+    return last[0] if len(last) == 2 else None
 
 
-def _count_first(*conditions: ColumnElement[bool]) -> ColumnElement[int]:
-    """Return the number of samples that meet the conditions, at most MAX_COUNTED, as a SQL expression."""
-    first = select(Sample.turn_id).where(*conditions).limit(MAX_COUNTED).subquery()
+def _count_first(samples: Select[str]) -> ColumnElement[int]:
+    """Return the number of the samples, at most MAX_COUNTED, as a SQL expression. They are read by an index."""
+    first = samples.order_by(Sample.ready_at, Sample.turn_id).limit(MAX_COUNTED).subquery()
     return select(func.count()).select_from(first).scalar_subquery()
 
 
 async def _count_without_consent(session: AsyncSession, policy: Policy) -> int:
     ready = (Sample.policy_id == policy.id, is_open(), Sample.ready_at <= now())
     is_consenting = await consenting_samples(session, policy.project_id)
-    return int(await session.scalar(select(_count_first(*ready, ~is_consenting))) or 0)
+    without = select(Sample.turn_id).where(*ready, ~is_consenting)
+    return int(await session.scalar(select(_count_first(without))) or 0)
 
 
 class Wait(NamedTuple):
@@ -265,19 +266,21 @@ async def _count_selectable(
         limit = max(max_samples(settings.raters.max_rater_share, size), even_share(size, counts.raters))
         caps = {"rater": (Sample.rater, limit), **caps}
     is_allowed = await sample_conditions.allowed_samples(session, policy, settings)
-    is_counted = and_(is_allowed, Sample.ready_at <= counts.counted_until)
     is_learnable = sample_conditions.is_learnable(policy, is_allowed, settings, counts.counted_until)
-    is_usable = and_(is_counted, is_learnable)
+    is_usable = and_(is_allowed, Sample.ready_at <= counts.counted_until, is_learnable)
     fewest, limiting = size, ""
     for name, (owner, limit) in caps.items():
         ready = (
             select(
                 owner.label("owner"),
-                func.dense_rank().over(partition_by=owner, order_by=sample_conditions.group_key()).label("rank"),
+                func.dense_rank()
+                .over(partition_by=func.coalesce(owner, ""), order_by=sample_conditions.group_key())
+                .label("rank"),
             )
             .where(Sample.policy_id == policy.id, is_open(), is_usable)
             .subquery()
         ).c
+        # Not partitioned by the column itself, whose index SQLite would choose: it has all samples that wait.
         query = select(func.count()).where(ready.owner.is_(None) | (ready.rank <= limit))
         count = int(await session.scalar(query) or 0)
         if count < fewest:

@@ -13,11 +13,13 @@ revision = "20261126_0100"
 down_revision = "20261125_0750"
 branch_labels = None
 depends_on = None
-IS_MISCOUNTED = "counted_state <> state AND (state IN ('open', 'quarantined') OR counted_state <> '')"
+IS_MISCOUNTED = (
+    "CASE WHEN counted_state <> state AND (state IN ('open', 'quarantined') OR counted_state <> '') "
+    "THEN 1 ELSE 0 END = 1"
+)
 INDEXES = (
     ("ix_samples_miscounted", ["policy_id", "changed_at"], IS_MISCOUNTED),
     ("ix_samples_policy_id_reward", ["policy_id", "reward"], "state = 'open'"),
-    ("ix_samples_quarantined", ["policy_id"], "state = 'quarantined'"),
 )
 
 

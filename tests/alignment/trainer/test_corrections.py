@@ -112,12 +112,12 @@ def test_votes_without_contrast_wait_while_corrections_are_learned_from(
         update(Trainer(base_model, config), votes)
 
 
-def test_liked_replies_are_compared_with_corrected_ones(
+def test_approved_replies_are_compared_with_corrected_ones(
     base_model: Path, config: TrainerConfig, write: Write, draw: Draw, tmp_path: Path
 ) -> None:
-    liked = tuple(replace(sample, reward=1.0) for sample in draw(4).samples)
+    approved = tuple(replace(sample, reward=1.0) for sample in draw(4).samples)
     trainer = Trainer(base_model, config.model_copy(update={"kl_target": 0.01}))
-    report = update(trainer, liked, write(4))
+    report = update(trainer, approved, write(4))
     assert report.returned_turns == {} and report.metrics["critic/advantages/max"] > 0
     assert min(margins(trainer, base_model, tmp_path / "v1", write(4))) > 0
 

@@ -56,12 +56,12 @@ async def test_a_batch_of_corrections_needs_no_contrast(harness: Harness) -> Non
     assert output_ids == (4, 5)
 
 
-async def test_corrected_replies_are_compared_with_liked_ones(harness: Harness) -> None:
-    liked = await rate(harness, "+++")
+async def test_corrected_replies_are_compared_with_approved_ones(harness: Harness) -> None:
+    approved = await rate(harness, "+++")
     [turn] = await correct_many(harness, 1)
     claimed = await claim_next_batch(harness, trainer__batch_size=4)
     rewards = {sample.turn_id: sample.reward for sample in claimed.batch.samples}
-    assert rewards == dict.fromkeys(liked, 1.0) | {turn.id: -0.5}
+    assert rewards == dict.fromkeys(approved, 1.0) | {turn.id: -0.5}
     assert pairs(claimed) == [(turn.id, "hello", f"{TEXT} 0")]
 
 
