@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import ColumnElement, case, delete, or_, select, tuple_, union_all, update
+from sqlalchemy import ColumnElement, case, delete, insert, or_, select, tuple_, union_all, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql.dml import Delete, Update
 
@@ -88,22 +88,23 @@ async def delete_feedback(
     await session.execute(delete(Feedback).where(Feedback.seq.in_(seqs)))
     for row in feedback:
         session.expunge(row)  # SQLite may reuse the last sequence numbers
-    for turn_id in sorted(others):
-        session.add(
-            Feedback(
-                id=new_id("fb"),
-                project_id=project_id,
-                turn_id=turn_id,
-                target=turn_id,
-                kind=WITHDRAWAL,
-                name="erased",
-                source_kind=SourceKind.CODE,
-                request_metadata={"withdraws": None},
-                idempotency_key=new_id("auto"),
-                fingerprint="",
-            )
-        )
-    await session.flush()
+    withdrawals = [
+        {
+            "id": new_id("fb"),
+            "project_id": project_id,
+            "turn_id": turn_id,
+            "target": turn_id,
+            "kind": WITHDRAWAL,
+            "name": "erased",
+            "source_kind": SourceKind.CODE,
+            "request_metadata": {"withdraws": None},
+            "idempotency_key": new_id("auto"),
+            "fingerprint": "",
+        }
+        for turn_id in sorted(others)
+    ]
+    if withdrawals:  # one statement: through the session, SQLite would have one for each row
+        await session.execute(insert(Feedback), withdrawals)
 
 
 async def empty_judgements(session: AsyncSession, own: Collection[str], parents: Collection[str]) -> None:

@@ -9,11 +9,11 @@ has returned MAX_RETURNS times before. `Feedback.batch_id` follows the samples. 
 are locked in the order of curation: rewards, samples, feedback.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import aliased
 
 from app.core.database import chunked, now
 from app.core.jobs import enqueue_after_commit
@@ -22,7 +22,6 @@ from app.models import (
     BatchState,
     BatchTurn,
     Feedback,
-    FeedbackRank,
     Rater,
     RaterStanding,
     Reward,
@@ -31,14 +30,15 @@ from app.models import (
     SampleState,
     Turn,
 )
-from app.raters.service import BLOCKED, RECOMPUTE_DELAY_SECONDS
+from app.raters.service import BLOCKED
 from app.training.automated_samples import (
     find_voted,
     forget_batches,
     read_voted,
     reclaim_automated,
 )
-from app.training.vote_totals import reopen_votes, reopen_votes_of_batches, reopen_votes_on_turns
+from app.training.recomputation import request_recomputation
+from app.training.vote_totals import reopen_votes_of_batches, reopen_votes_on_turns
 
 MAX_RETURNS = 3
 NO_CONTRAST = "the algorithm had nothing to compare in its batch: it waits for new samples"
@@ -72,7 +72,7 @@ async def mark_trained(session: AsyncSession, batch_id: str) -> None:
         .values(state=SampleState.TRAINED, reason=None)
     )
     if voted := await find_voted(session, batch_id):
-        await _request_recomputation(session, voted)
+        await request_recomputation(session, voted)
         enqueue_after_commit(session, "curate")
 
 
@@ -155,7 +155,7 @@ async def return_samples(
     await reopen_votes_of_batches(session, *batch_ids)
     await reopen_votes_on_turns(session, turn_ids)
     await _free_feedback(session, batch_ids)
-    await _request_recomputation(session, returned)
+    await request_recomputation(session, returned)
     enqueue_after_commit(session, "curate", "assemble")
     return len(turn_ids)
 
@@ -167,7 +167,7 @@ async def return_unlearned(session: AsyncSession, batch_id: str, turn_ids: Colle
     in_batch = (Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED, Sample.turn_id.in_(turn_ids))
     returned = await _reopen(session, turn_ids, reason, None, in_batch)
     await _leave_batch(session, batch_id, turn_ids)
-    await _request_recomputation(session, returned)
+    await request_recomputation(session, returned)
     enqueue_after_commit(session, "curate", "assemble")
 
 
@@ -180,33 +180,34 @@ async def _reopen(
 ) -> list[str]:
     """Take the samples of these turns out of their batch, and return the turns whose samples can be learned from."""
     blocked = await _remove_blocked_raters(session, turn_ids)
-    rows = await session.execute(
-        select(Sample, Turn.deleted_at, Turn.exclusion_reason)
-        .join(Turn, Turn.id == Sample.turn_id)
-        .where(*in_batch)
-        .order_by(Sample.turn_id)
-        .with_for_update(of=Sample)
-        .execution_options(populate_existing=True)
-    )
+    columns = (Sample.turn_id, Sample.num_returns, Turn.deleted_at, Turn.exclusion_reason)
+    query = select(*columns).join(Turn, Turn.id == Sample.turn_id).where(*in_batch)
+    # Columns, not objects: the rows may be ten thousand, and nobody else writes to SQLite meanwhile.
+    rows = (await session.execute(query.order_by(Sample.turn_id).with_for_update(of=Sample))).all()
     quarantined = await _find_quarantined(session, turn_ids)
+    by_outcome: defaultdict[tuple[SampleState, SampleRule | None, str | None], list[str]] = defaultdict(list)
+    for row in rows:
+        outcome: tuple[SampleState, SampleRule | None, str | None] = (SampleState.OPEN, None, reason)
+        if row.deleted_at is not None:
+            outcome = (SampleState.DROPPED, SampleRule.ERASED, ERASED)
+        elif row.exclusion_reason is not None:
+            outcome = (SampleState.DROPPED, SampleRule.EXCLUDED, row.exclusion_reason)
+        elif row.turn_id in blocked:
+            outcome = (SampleState.DROPPED, SampleRule.RATER_BLOCKED, BLOCKED)
+        elif exhausted is not None and row.num_returns >= MAX_RETURNS:
+            outcome = (SampleState.DROPPED, exhausted, f"{reason}; it had returned {MAX_RETURNS} times before")
+        elif row.turn_id in quarantined:
+            outcome = (SampleState.QUARANTINED, None, quarantined[row.turn_id])
+        by_outcome[outcome].append(row.turn_id)
     returned: list[str] = []
-    for sample, deleted_at, exclusion_reason in rows:
-        sample.batch_id = None
-        if deleted_at is not None:
-            _drop(sample, SampleRule.ERASED, ERASED)
-        elif exclusion_reason is not None:
-            _drop(sample, SampleRule.EXCLUDED, exclusion_reason)
-        elif sample.turn_id in blocked:
-            _drop(sample, SampleRule.RATER_BLOCKED, BLOCKED)
-        elif exhausted is not None and sample.num_returns >= MAX_RETURNS:
-            _drop(sample, exhausted, f"{reason}; it had returned {MAX_RETURNS} times before")
-        else:
-            sample.num_returns += exhausted is not None
-            sample.state, sample.rule, sample.reason = SampleState.OPEN, None, reason
-            if sample.turn_id in quarantined:
-                sample.state, sample.reason = SampleState.QUARANTINED, quarantined[sample.turn_id]
-            returned.append(sample.turn_id)
-    await session.flush()
+    for (state, rule, why), ids in by_outcome.items():
+        is_counted = exhausted is not None and state != SampleState.DROPPED
+        values = {"state": state, "rule": rule, "reason": why, "batch_id": None}
+        for chunk in chunked(ids):
+            change = update(Sample).where(Sample.turn_id.in_(chunk)).values(values)
+            await session.execute(change.values(num_returns=Sample.num_returns + 1) if is_counted else change)
+        if state != SampleState.DROPPED:
+            returned += ids
     return returned
 
 
@@ -279,10 +280,6 @@ async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> 
     await _assign_feedback(session, turn_ids, older_only=True)
 
 
-def _drop(sample: Sample, rule: SampleRule, reason: str) -> None:
-    sample.state, sample.rule, sample.reason = SampleState.DROPPED, rule, reason
-
-
 async def _remove_blocked_raters(session: AsyncSession, turn_ids: Collection[str]) -> set[str]:
     """Take the weight from rewards of raters that were blocked meanwhile. Return the turns without another reward."""
     blocked: set[str] = set()
@@ -318,44 +315,6 @@ async def _find_quarantined(session: AsyncSession, turn_ids: Collection[str]) ->
         )
         quarantined |= {turn_id: reason for turn_id, reason in rows}
     return quarantined
-
-
-async def _request_recomputation(session: AsyncSession, turn_ids: Collection[str]) -> None:
-    """Let curation process again all feedback that may change the samples of these turns.
-
-    That is feedback on the turn, on other replies of its completion and turns of its conversation, on the conversation,
-    and rankings. Until then the samples are not ready, at most for RECOMPUTE_DELAY_SECONDS. Samples without any such
-    feedback stay as they are.
-    """
-    own, related = aliased(Turn), aliased(Turn)
-    in_conversation = and_(related.project_id == own.project_id, related.conversation_id == own.conversation_id)
-    queries = (
-        select(own.id, Feedback.seq).join(related, related.completion_id == own.completion_id),
-        select(own.id, Feedback.seq).join(related, in_conversation),
-    )
-    about_conversation = and_(
-        Feedback.project_id == own.project_id,
-        Feedback.conversation_id == own.conversation_id,
-        Feedback.turn_id.is_(None),
-    )
-    statements = [
-        *[query.join(Feedback, Feedback.turn_id == related.id) for query in queries],
-        select(own.id, Feedback.seq).join(Feedback, about_conversation),
-        select(own.id, FeedbackRank.feedback_seq.label("seq")).join(FeedbackRank, FeedbackRank.turn_id == own.id),
-    ]
-    rated: set[str] = set()
-    seqs: set[int] = set()
-    for chunk in chunked(turn_ids):
-        for statement in statements:
-            for turn_id, seq in await session.execute(statement.where(own.id.in_(chunk))):
-                rated.add(turn_id)
-                seqs.add(seq)
-    for chunk in chunked(rated):
-        ready_at = now() + RECOMPUTE_DELAY_SECONDS
-        await session.execute(update(Sample).where(Sample.turn_id.in_(chunk)).values(ready_at=ready_at))
-    for seq_chunk in chunked(seqs):
-        await reopen_votes(session, Feedback.seq.in_(seq_chunk))
-        await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
 
 
 async def _assign_feedback(session: AsyncSession, turn_ids: Sequence[str], *, older_only: bool = False) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sqlalchemy import func, select, text, update
 
-from app.core.database import Database
 from app.models import (
     COUNTED_STATES,
     IS_MISCOUNTED,
@@ -190,12 +189,6 @@ async def test_counts_are_those_of_the_rows_after_any_series_of_acts(harness: Ha
     await check(harness)
 
 
-def api_database(harness: Harness) -> Database:
-    """Return the database of the API, which runs in this process."""
-    transport = harness.api._transport
-    return transport.app.state.services.get(Database)  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("page", ["/v1/status", "metrics of the workers"])
 async def test_pages_cost_the_same_however_many_samples_wait(
     harness: Harness, page: str, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +211,7 @@ async def test_pages_cost_the_same_however_many_samples_wait(
         await count(harness)
         await analyze(harness)
         await read()
-        async with count_work(api_database(harness) if page.startswith("/") else harness.db) as work:
+        async with count_work(harness.api_database if page.startswith("/") else harness.db) as work:
             await read()
         amounts.append(work.amount)
     assert amounts[1] < 1.2 * amounts[0] + 20

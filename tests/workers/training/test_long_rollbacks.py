@@ -12,6 +12,7 @@ from app.training.batch_samples import UNDONE
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_version
 from tests.support.updates import deploy, rate, release, roll_back
+from tests.support.write_transactions import record_writes
 from workers.curate import curate
 
 PROGRAM = {"kind": "CODE", "id": "ci"}
@@ -122,3 +123,19 @@ async def test_feedback_about_several_replies_goes_back_to_the_first_version(har
     assert {row.batch_id for row in await harness.all(Feedback)} == {None}
     await deploy(harness, versions[-1].number)
     assert {row.batch_id for row in await harness.all(Feedback)} == {versions[0].batch_id}
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_work_does_not_grow_with_the_square_of_a_conversation(harness: Harness) -> None:
+    """Feedback on each turn of a conversation concerns the samples of all others."""
+    works = []
+    for length in (10, 160):
+        turns = [await harness.turn(conversation_id=f"c-{length}") for _ in range(length)]
+        for turn in turns:
+            assert (await harness.vote(turn.id, source=PROGRAM)).status_code == 201
+        await curate(harness.db, harness.settings)
+        await release(harness, await create_version(harness, *turns, number=length))
+        with record_writes(harness.db) as writes:
+            await roll_back(harness, 0)
+        works.append(writes.largest)
+    assert works[1] < 2 * 16 * works[0]

@@ -1,0 +1,67 @@
+"""Requests that curation computes rewards again, because samples have left the batch that they were frozen in."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Row, Select, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.core.database import chunked, now
+from app.models import Feedback, FeedbackRank, Sample, Turn
+from app.raters.service import RECOMPUTE_DELAY_SECONDS
+from app.training.vote_totals import reopen_votes
+
+
+async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]) -> None:
+    """Let curation process again all feedback that may change the samples of these turns.
+
+    That is feedback on the turn, on other replies of its completion and turns of its conversation, on the conversation,
+    and rankings. Until then the samples are not ready, at most for RECOMPUTE_DELAY_SECONDS. Samples without any such
+    feedback stay as they are.
+    """
+    rated: set[str] = set()
+    seqs: set[int] = set()
+    for chunk in chunked(turn_ids):
+        columns = (Turn.id, Turn.completion_id, Turn.project_id, Turn.conversation_id)
+        turns = (await session.execute(select(*columns).where(Turn.id.in_(chunk)))).all()
+        found: list[set[tuple[str, ...]]] = []  # the turns, completions and conversations with feedback
+        for query in _select_feedback(turns):
+            rows = (await session.execute(query)).all()
+            seqs.update(row[0] for row in rows)
+            found.append({tuple(row[1:]) for row in rows})
+        ranked, completions, *conversations = found
+        rated |= {
+            turn.id
+            for turn in turns
+            if (turn.id,) in ranked
+            or (turn.completion_id,) in completions
+            or any((turn.project_id, turn.conversation_id) in one for one in conversations)
+        }
+    for chunk in chunked(rated):
+        ready_at = now() + RECOMPUTE_DELAY_SECONDS
+        await session.execute(update(Sample).where(Sample.turn_id.in_(chunk)).values(ready_at=ready_at))
+    for seq_chunk in chunked(seqs):
+        await reopen_votes(session, Feedback.seq.in_(seq_chunk))
+        await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
+
+
+def _select_feedback(turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[*tuple[Any, ...]]]:
+    """Return queries for the number of each feedback event and what of these turns it is about.
+
+    That is a turn (of rankings), a completion, or twice a conversation. An event on a turn is read once for its
+    conversation, and not once for each turn of it.
+    """
+    ids = [turn.id for turn in turns]
+    completions = sorted({turn.completion_id for turn in turns if turn.completion_id is not None})
+    pairs = sorted({(turn.project_id, turn.conversation_id) for turn in turns if turn.conversation_id is not None})
+    of_conversation = tuple_(Turn.project_id, Turn.conversation_id).in_(pairs)
+    on_conversation = tuple_(Feedback.project_id, Feedback.conversation_id).in_(pairs)
+    is_about_turn = Feedback.turn_id == Turn.id
+    return [
+        select(FeedbackRank.feedback_seq, FeedbackRank.turn_id).where(FeedbackRank.turn_id.in_(ids)),
+        select(Feedback.seq, Turn.completion_id).join(Turn, is_about_turn).where(Turn.completion_id.in_(completions)),
+        select(Feedback.seq, Turn.project_id, Turn.conversation_id).join(Turn, is_about_turn).where(of_conversation),
+        select(Feedback.seq, Feedback.project_id, Feedback.conversation_id).where(
+            on_conversation, Feedback.turn_id.is_(None)
+        ),
+    ]
