@@ -82,8 +82,8 @@ class CorrectedReply:
 class Batch:
     """A frozen set of samples for one update of one policy.
 
-    `corrected` are better texts for replies of the samples. `held_out` are other replies of the version that the update
-    starts from. Nothing is learned from them: the KL of the update is measured on them.
+    `corrected` are better texts for replies of the samples. `held_out` are other replies of the policy, the newest
+    first, of any version. Nothing is learned from them: the KL of the update is measured on them.
     """
 
     id: str

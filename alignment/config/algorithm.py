@@ -57,10 +57,10 @@ class UpdateConfig(Frozen):
     epochs: int = Field(default=1, ge=1, description="passes over a batch")
     minibatches: int = Field(default=4, ge=1, description="optimizer steps of a pass")
     max_kl: float | None = Field(
-        default=0.1,
+        default=None,
         gt=0,
-        description="an update stops at this KL per token (k3) from the policy before it, on that policy's replies; "
-        "samples without a step return. At most trainer.kl_guard",
+        description="an update makes no further step at this KL per token (k3) from the policy before it, on that "
+        "policy's replies in the batch; samples without a step return. When unset trainer.kl_target alone bounds it",
     )
 
     @property
@@ -268,7 +268,6 @@ class DPOConfig(UpdateConfig):
     min_margin: float = Field(
         default=0.05, ge=0, le=2, description="replies whose rewards differ by no more than this form no pair"
     )
-    max_kl: float | None = None
 
     @property
     def needs_groups(self) -> bool:
@@ -303,7 +302,6 @@ class KTOConfig(UpdateConfig):
     undesirable_weight: float | None = Field(
         default=None, gt=0, description="weight of disliked replies; it balances the two classes when unset"
     )
-    max_kl: float | None = None
 
 
 class CorrectionPairsConfig(UpdateConfig):
@@ -317,12 +315,11 @@ class CustomConfig(UpdateConfig):
     """An algorithm of another package: `module:Class`, or an entry point of the group `attune.algorithms`.
 
     `epochs`, `minibatches` and `max_kl` are passed to it where they are set here; otherwise its Config's defaults hold.
-    The service always sets `max_kl`, to at most ATTUNE_TRAINER__KL_GUARD. `options` are the other fields of its Config.
+    `options` are the other fields of its Config.
     """
 
     type: Literal["custom"] = "custom"
     name: str = Field(min_length=1, description="`module:Class`, or an entry point of the group `attune.algorithms`")
-    max_kl: float | None = None
     options: dict[str, Any] = Field(default={}, description="the other fields of its Config")
 
     @model_validator(mode="after")

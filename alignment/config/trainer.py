@@ -99,7 +99,7 @@ class TrainerConfig(Frozen):
     activation_checkpointing: bool = False
     dp_shard: int | None = Field(default=None, ge=1, description="ranks that share one copy of the weights; None: all")
     kl_target: float | None = Field(
-        default=None, gt=0, description="largest k3(old, new policy) per token of an update, which is scaled to fit"
+        default=None, gt=0, description="largest KL(old ‖ new policy) per token of an update, which is scaled to fit"
     )
     late: LateConfig | None = Field(
         default=LateConfig(), description="None lets a policy gradient learn from samples of any version"

@@ -21,7 +21,7 @@ from alignment.functional.advantages import (
 )
 from alignment.functional.aggregation import aggregate, masked_mean, whiten
 from alignment.functional.importance import LOG_RATIO_BOUND, RolloutCorrection, proximal_loglinear, rollout_correction
-from alignment.functional.kl import AdaptiveKLController, kl_estimate
+from alignment.functional.kl import AdaptiveKLController, distribution_kl, kl_estimate
 from alignment.functional.policy_losses import PolicyLoss, ValueLoss, policy_loss, value_loss
 from alignment.functional.preference import KTOLoss, PreferenceLoss, dpo_loss, kto_loss
 from alignment.functional.reward_model import (
@@ -49,6 +49,7 @@ __all__ = [
     "bradley_terry_loss",
     "calibration_error",
     "discounted_turn_returns",
+    "distribution_kl",
     "dpo_loss",
     "fit_platt_scaling",
     "gae_advantage",

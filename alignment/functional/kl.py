@@ -1,4 +1,4 @@
-"""KL divergence to the reference: per-token estimates, and the adaptive coefficient."""
+"""KL divergence: between distributions, per-token estimates to the reference, and the adaptive coefficient."""
 
 import math
 
@@ -46,6 +46,28 @@ def _value(difference_BT: Tensor, name: str) -> Tensor:
         return difference_BT.abs()
     inverse_BT = clamp_log_ratio(-difference_BT)
     return (inverse_BT.exp() - inverse_BT - 1).clamp(-MAX_K3, MAX_K3)
+
+
+def distribution_kl(old_logprobs_NK: Tensor, new_logprobs_NK: Tensor) -> Tensor:
+    """Return KL(old ‖ new) at each of N places, in nats, from the log-probs of the same K tokens.  → [N]
+
+    The tokens of the vocabulary that are not among the K count as one. With the likeliest tokens of the old
+    distribution that is a lower bound which is close to the KL, and equal to it where K is the whole vocabulary
+    (Cover & Thomas, 2006, section 2.7: the log sum inequality).
+
+    Summed are p · (log p − log q) − p + q, none of which is below 0: their sum is the same, and rounding does not
+    outweigh a small KL. Raises ValueError for mismatched shapes.
+    """
+    check_same_shape(old_logprobs_NK=old_logprobs_NK, new_logprobs_NK=new_logprobs_NK)
+    old, new = (_with_rest(logprobs_NK) for logprobs_NK in (old_logprobs_NK, new_logprobs_NK))
+    old_probs, new_probs = old.exp(), new.exp()
+    return (old_probs * (old - new) - old_probs + new_probs).sum(-1)
+
+
+def _with_rest(logprobs_NK: Tensor) -> Tensor:
+    """Add the log-prob of all other tokens, at least that of the rounding error of a sum.  → [N, K + 1]"""
+    rest_N1 = (1 - logprobs_NK.exp().sum(-1, keepdim=True)).clamp(min=torch.finfo(logprobs_NK.dtype).eps)
+    return torch.cat((logprobs_NK, rest_N1.log()), dim=-1)
 
 
 class AdaptiveKLController:

@@ -23,7 +23,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from alignment.models.describe import attention_windows, require_supported_layout
-from alignment.models.lm_head import compute_logprobs, compute_logprobs_and_entropy
+from alignment.models.lm_head import (
+    LikelyTokens,
+    compute_logprobs,
+    compute_logprobs_and_entropy,
+    compute_logprobs_at,
+    find_likely_tokens,
+)
 
 ModelRole = Literal["actor", "reference", "critic", "reward"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -128,6 +134,16 @@ class BaseLM(nn.Module):
             self._temperatures(inputs),
             self.logits_chunk,
         )
+
+    def likely_tokens(self, inputs: ModelInputs, count: int) -> LikelyTokens:
+        """Return the `count` likeliest tokens in the place of each scored token, without a gradient."""
+        head, temperatures_N = self.model.get_output_embeddings(), self._temperatures(inputs)
+        return find_likely_tokens(self.hidden_states(inputs), head, temperatures_N, self.logits_chunk, count)
+
+    def logprobs_at(self, inputs: ModelInputs, ids_NK: Tensor) -> Tensor:
+        """Return the log-probs of K tokens in the place of each scored token, without a gradient.  → [N, K]"""
+        head, temperatures_N = self.model.get_output_embeddings(), self._temperatures(inputs)
+        return compute_logprobs_at(self.hidden_states(inputs), head, ids_NK, temperatures_N, self.logits_chunk)
 
     def _temperatures(self, inputs: ModelInputs) -> Tensor:
         """Return what the head's output is divided by before the softmax.  → [N]

@@ -11,15 +11,22 @@ The entropy of a token's distribution is computed only where it is asked for; th
 The method and the chunk size depend only on the head and on the number of tokens and vocabulary entries. A forward pass
 with gradients therefore gives the same bits as one without.
 
-Tensor suffixes: N scored tokens, D hidden size, V vocabulary.
+Tensor suffixes: N scored tokens, D hidden size, V vocabulary, K tokens of the vocabulary.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+
+class LikelyTokens(NamedTuple):
+    """The likeliest tokens at each of N places, in no order, and their log-probs in nats."""
+
+    ids_NK: Tensor
+    logprobs_NK: Tensor
 
 
 def compute_logprobs(
@@ -59,6 +66,39 @@ def compute_logprobs_and_entropy(
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+@torch.no_grad()
+def find_likely_tokens(
+    hidden_ND: Tensor, head: nn.Module, temperatures_N: Tensor, chunk: int, count: int
+) -> LikelyTokens:
+    """Return the `count` likeliest tokens of softmax(head(hidden) / temperature), or the whole vocabulary if smaller.
+
+    At most `chunk` logits are in memory at a time, or one token's, as in `compute_logprobs`.
+    """
+    chunk_tokens = max(1, chunk // head(hidden_ND[:0]).shape[-1])
+    parts = []
+    for hidden, temperatures in _split(chunk_tokens, hidden_ND, temperatures_N):
+        logprobs_NV = _log_softmax(head(hidden), temperatures)
+        logprobs_NK, ids_NK = logprobs_NV.topk(min(count, logprobs_NV.shape[-1]), sorted=False)
+        parts.append((ids_NK, logprobs_NK))
+    ids, logprobs = zip(*parts, strict=True)
+    return LikelyTokens(torch.cat(ids), torch.cat(logprobs))
+
+
+@torch.no_grad()
+def compute_logprobs_at(
+    hidden_ND: Tensor, head: nn.Module, ids_NK: Tensor, temperatures_N: Tensor, chunk: int
+) -> Tensor:
+    """Return log_softmax(head(hidden) / temperature) at K tokens of each place, in chunks as above.  → [N, K]"""
+    chunk_tokens = max(1, chunk // head(hidden_ND[:0]).shape[-1])
+    chunks = _split(chunk_tokens, hidden_ND, ids_NK, temperatures_N)
+    parts = [_log_softmax(head(hidden), temperatures).gather(-1, ids) for hidden, ids, temperatures in chunks]
+    return torch.cat(parts)
+
+
+def _log_softmax(logits_NV: Tensor, temperatures_N: Tensor) -> Tensor:
+    return (_to_float32(logits_NV) / temperatures_N[:, None]).log_softmax(-1)
 
 
 def _head_logprobs_and_entropy(

@@ -20,6 +20,7 @@ from alignment.models import base_model as base
 from alignment.models import lora, parallel
 from alignment.models.base_model import ActiveRole, BaseLM, ModelInputs, ModelRole, load_base_model
 from alignment.models.describe import describe
+from alignment.models.lm_head import LikelyTokens
 
 VALUE_HEAD = "value_head."
 REWARD_HEAD = "reward_head."
@@ -164,15 +165,32 @@ class PolicyModel(nn.Module):
             {name: tuple(tensor.shape) for name, tensor in self.role_parameters(role).items()}, seed
         )
 
-    def forward(self, inputs: ModelInputs, role: ModelRole = "actor", *, with_entropy: bool = False) -> Tensor:
+    def forward(
+        self,
+        inputs: ModelInputs,
+        role: ModelRole = "actor",
+        *,
+        with_entropy: bool = False,
+        num_likely_tokens: int = 0,
+        token_ids_NK: Tensor | None = None,
+    ) -> Tensor | LikelyTokens:
         """Return the log-probs of the scored tokens, in nats; for the critic and the reward model the value or score at
         the hidden state that predicts each of them.  → [N] float32
 
-        `with_entropy`, for the actor, adds the entropy of each token's distribution.  → [2, N]
+        For the actor there are three other results:
+        - `with_entropy` adds the entropy of each token's distribution.  → [2, N]
+        - `num_likely_tokens` returns so many of the likeliest tokens in the place of each scored token instead.
+        - `token_ids_NK` returns the log-probs of these tokens in its place instead.  → [N, K]
+        The last two are without a gradient.
 
         Raises ValueError for a role that the policy does not have.
         """
         self._check_role(role)
+        if num_likely_tokens or token_ids_NK is not None:
+            with self.active_role.acting_as("actor"):
+                if token_ids_NK is None:
+                    return self.base_lm.likely_tokens(inputs, num_likely_tokens)
+                return self.base_lm.logprobs_at(inputs, token_ids_NK)
         if with_entropy:
             with self.active_role.acting_as("actor"):
                 return torch.stack(self.base_lm.logprobs_and_entropy(inputs))

@@ -1,4 +1,4 @@
-"""Metrics of an update, under the names that verl's dashboards use, and the KL divergence that the KL guard reads."""
+"""Metrics of an update, under the names that verl's dashboards use."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alignment.data.micro_batches import ScoredSequence
-from alignment.functional import kl_estimate
 from alignment.models import parallel
-from alignment.models.policy_model import PolicyModel
 from alignment.trainer.loss_reduction import ReducedLoss
-from alignment.trainer.scoring import score_micro_batches
 from alignment.types import Sample, TrainData
-
-MIN_KL_SEQUENCES = 32
 
 
 class MetricAccumulator:
@@ -104,62 +98,6 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
     if data.advantages_BT is not None:
         metrics |= _summarize("critic/advantages", data.advantages_BT[is_output])
     return metrics
-
-
-class UpdateKL:
-    """Measures the k3 estimate of KL(old ‖ current policy), in nats per token, on part of a batch.
-
-    The part consists of replies of the old policy if there are any, because the mean of k3 over a policy's own samples
-    is an unbiased estimate of its KL to another policy (Schulman, 2020); otherwise of replies of earlier versions.
-    """
-
-    def __init__(
-        self,
-        policy: PolicyModel,
-        data: TrainData,
-        sequences: Sequence[ScoredSequence],
-        micro_batches: Sequence[Sequence[int]],
-        *,
-        score_old: bool = False,
-        max_sequences: int = MIN_KL_SEQUENCES,
-    ) -> None:
-        """Select the part. All ranks must pass the same `micro_batches`.
-
-        Without log-probs of the old policy in `data` the recorded ones are used or, with `score_old`, those of the
-        policy as it is now. No more micro-batches are taken once they have `max_sequences` of its replies.
-        """
-        self.policy, self.data, self.sequences = policy, data, sequences
-        usable = {index for index, sample in enumerate(data.samples) if sample.lag == 0} or set(
-            range(len(data.samples))
-        )
-        self.micro_batches: list[Sequence[int]] = []
-        num_usable, num_ranks = 0, parallel.num_ranks()
-        for start in range(0, len(micro_batches), num_ranks):  # each rank gets equally many micro-batches
-            block = micro_batches[start : start + num_ranks]
-            count = sum(index in usable for micro_batch in block for index in micro_batch)
-            self.micro_batches += block if count else []
-            num_usable += count
-            if num_usable >= max_sequences:
-                break
-        self.rows = sorted(index for micro_batch in self.micro_batches for index in micro_batch if index in usable)
-        old_logprobs_BT = data.old_logprobs_BT
-        if old_logprobs_BT is None:
-            old_logprobs_BT = self._score() if score_old else data.rollout_logprobs_BT
-        self.old_logprobs_BT, self.mask_BT = old_logprobs_BT[self.rows], data.response_mask_BT[self.rows]
-
-    @property
-    def num_tokens(self) -> float:
-        return float(self.mask_BT.sum())
-
-    @torch.no_grad()
-    def measure(self) -> float:
-        """Return the KL of the current policy, which may not be finite. All ranks call it and get the same value."""
-        kl_BT = kl_estimate(self.old_logprobs_BT, self._score()[self.rows], "k3") * self.mask_BT
-        return float(kl_BT.sum()) / self.num_tokens
-
-    @torch.no_grad()
-    def _score(self) -> Tensor:
-        return score_micro_batches(self.policy, self.sequences, self.micro_batches, self.data.response_mask_BT)
 
 
 def _effective_size(weights: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ MAX_SCALE = 100.0
 MIN_EXPONENT, MAX_EXPONENT = 0.5, 2.0  # of KL as a power of the scale
 AIM = 0.5  # share of the target that the search and the learning rate aim at
 MAX_LR_FACTOR = 10.0  # one update changes the learning rate by at most this factor
+MIN_LR_SHARE = 0.3  # a learning rate of which less than this share would fit is corrected at once
 MIN_SHARE = 0.3  # an update with less than this share of the target is made larger
 
 
@@ -37,14 +38,16 @@ class FittedStep:
     measurements: int
 
     def lr_factor(self, target: float) -> float:
-        """Return what to multiply the learning rate with, so that such an update has the KL that is aimed at.
+        """Return what to multiply the learning rate with.
 
-        An update may be small by chance, so the rate grows more slowly than the update.
+        The rate moves half of the way, in logarithms, to the one with which this update would have had the KL that is
+        aimed at: so it is a running mean over the updates, of which one may be small or large by chance. A rate that is
+        several times too large is corrected at once.
         """
         if self.kl <= 0:
             return MAX_LR_FACTOR
         factor = self.scale * (AIM * target / self.kl) ** 0.5
-        return min(max(factor if factor < 1 else factor**0.5, 1 / MAX_LR_FACTOR), MAX_LR_FACTOR)
+        return min(max(factor if factor < MIN_LR_SHARE else factor**0.5, 1 / MAX_LR_FACTOR), MAX_LR_FACTOR)
 
 
 class TrustRegion:
@@ -56,16 +59,17 @@ class TrustRegion:
         self.start = [parameter.detach().clone() for parameter in parameters]
 
     @torch.no_grad()
-    def fit(self, measure_kl: Callable[[], float]) -> FittedStep:
+    def fit(self, measure_kl: Callable[[], float], *, may_enlarge: bool = True) -> FittedStep:
         """Scale the update so that its KL is at most the target and, if possible, not below 0.3 of it.
 
+        Without `may_enlarge` the scale is at most 1.
         `measure_kl` returns the KL of the current parameters, equal on every rank; inf or NaN counts as too large. If
         no scale fits, the parameters are those of before the update, with a scale of 0.
         """
         end = [parameter.detach().clone() for parameter in self.parameters]
         scale, kl, exponent = 1.0, measure_kl(), MAX_EXPONENT
         fitting, smallest_too_large = FittedStep(0.0, 0.0, 0), math.inf
-        measurements = 1
+        measurements, max_scale = 1, MAX_SCALE if may_enlarge else 1.0
         while True:
             if kl <= self.target:
                 fitting = FittedStep(scale, kl, measurements)
@@ -76,7 +80,7 @@ class TrustRegion:
             if measurements == MAX_MEASUREMENTS:
                 break
             last_scale, last_kl = scale, kl
-            scale = self._next_scale(scale, kl, exponent, smallest_too_large)
+            scale = min(self._next_scale(scale, kl, exponent, fitting.scale, smallest_too_large), max_scale)
             if scale <= fitting.scale:
                 break
             self._set(end, scale)
@@ -87,10 +91,13 @@ class TrustRegion:
             self._set(end, fitting.scale)
         return FittedStep(fitting.scale, fitting.kl, measurements)
 
-    def _next_scale(self, scale: float, kl: float, exponent: float, upper: float) -> float:
+    def _next_scale(self, scale: float, kl: float, exponent: float, lower: float, upper: float) -> float:
+        """Return the scale to measure next: between `lower`, which fits, and `upper`, which is too large, if known."""
         factor = (AIM * self.target / kl) ** (1 / exponent) if 0 < kl < math.inf else (MAX_FACTOR if kl == 0 else 0.0)
         proposal = scale * min(MAX_FACTOR, max(1 / MAX_FACTOR, factor))
-        return min(proposal, 0.9 * upper, MAX_SCALE)
+        if lower and upper < math.inf and not lower < proposal < 0.9 * upper:
+            return math.sqrt(lower * upper)  # KL grows faster or more slowly there than any power that is expected
+        return min(proposal, 0.9 * upper)
 
     def _set(self, end: Sequence[Tensor], scale: float) -> None:
         for parameter, before, after in zip(self.parameters, self.start, end, strict=True):

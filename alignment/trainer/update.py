@@ -22,13 +22,13 @@ from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
 from alignment.trainer.correction_part import PREFIX, make_correction_part, make_pairs
 from alignment.trainer.foreign_samples import check_batch_mismatch, check_mismatch, check_token_ids
-from alignment.trainer.held_out import make_held_out
 from alignment.trainer.loss_part import LossPart, Step, late_samples, split_late
 from alignment.trainer.loss_reduction import LossReducer, MinibatchCounts, sum_metrics
-from alignment.trainer.metrics import MetricAccumulator, Stopwatch, UpdateKL, average_steps, batch_metrics
+from alignment.trainer.metrics import MetricAccumulator, Stopwatch, average_steps, batch_metrics
 from alignment.trainer.optimizer import Optimizer
 from alignment.trainer.scoring import score_micro_batch, score_micro_batches, score_with_entropy
 from alignment.trainer.trust_region import TrustRegion
+from alignment.trainer.update_kl import UpdateKL, split_held_out
 from alignment.types import Batch, CriticMicroBatch, Metric, MicroBatch, ReturnReason, Sample, UpdateReport
 
 PARENT_KL = "actor/parent_kl"  # the metric that `max_kl` limits
@@ -88,6 +88,7 @@ class Update:
             or bool(self.pairs)
             or (self.enforces_max_kl and not self.algorithm.reports_update_kl)
         )
+        self.is_fitted_on_batch = False
         self.stopwatch = Stopwatch()
 
     def run(self) -> UpdateReport:
@@ -98,11 +99,8 @@ class Update:
         whole = LossPart(self.algorithm, self.samples, self.sequences, self.data)
         self._plan(whole)
         self._score(whole.first_epoch)
-        update_kl = UpdateKL(
-            self.policy, self.data, self.sequences, whole.first_epoch, score_old=self.kl_target is not None
-        )
         with self.stopwatch.measure("held_out"):
-            held_out = make_held_out(self.policy, self.batch.held_out, self.config.micro_batch_tokens)
+            update_kl, guard_kl = self._make_update_kl()
         trust_region = self._make_trust_region()
         parts = self._split(whole)
         for part in parts:
@@ -132,7 +130,7 @@ class Update:
         if not any(metrics["actor/grad_norm"] for metrics in steps):
             raise NoVariance("The gradient of every step is zero: nothing can be learned from this batch.")
         with self.stopwatch.measure("guard"):
-            kl_metrics = self._fit_and_measure(update_kl, held_out, trust_region)
+            kl_metrics = self._fit_and_measure(update_kl, guard_kl, trust_region)
         report = self._make_report(steps, parts, len(planned), kl_metrics)
         self.algorithm.after_train_step(self.step, report)
         report.metrics.update(self.algorithm.get_metrics())
@@ -179,18 +177,29 @@ class Update:
         parameters = self.optimizers["actor"].parameters.values()
         return TrustRegion([parallel.local_tensor(parameter) for parameter in parameters], self.kl_target)
 
+    def _make_update_kl(self) -> tuple[UpdateKL, UpdateKL | None]:
+        """Return what the update's size is fitted by and, if there are enough held-out replies, what the guard reads.
+
+        Where there are too few, the size is fitted by the replies of the batch, those nearest to the parent first.
+        """
+        search, guard = split_held_out(self.batch.held_out, self.policy.num_token_ids)
+        self.is_fitted_on_batch = not search
+        samples = search or sorted(self.samples, key=lambda sample: sample.lag)
+        update_kl = UpdateKL(self.policy, samples, self.config.micro_batch_tokens)
+        return update_kl, UpdateKL(self.policy, guard, self.config.micro_batch_tokens) if guard else None
+
     def _fit_and_measure(
-        self, update_kl: UpdateKL, held_out: UpdateKL | None, trust_region: TrustRegion | None
+        self, update_kl: UpdateKL, guard_kl: UpdateKL | None, trust_region: TrustRegion | None
     ) -> dict[str, float]:
         """Scale the update to the KL target, and adapt the learning rate. Return the KL of the update with its metrics.
 
-        The KL guard reads the KL on the held-out replies, if there are any, not the one that the update was scaled by.
+        An update whose KL is measured on its own batch is not enlarged: there the KL says little about other replies.
 
         Raises NonFiniteUpdate, or StepTooLarge if no fraction of the update fits.
         """
 
-        def measure(sample: UpdateKL = update_kl) -> float:
-            kl = sample.measure()
+        def measure(replies: UpdateKL = update_kl) -> float:
+            kl = replies.measure()
             parallel.reshard(self.policy)
             return kl
 
@@ -198,7 +207,7 @@ class Update:
         if trust_region is None:
             kl = measure()
         else:
-            fitted = trust_region.fit(measure)
+            fitted = trust_region.fit(measure, may_enlarge=not self.is_fitted_on_batch)
             kl, optimizer = fitted.kl, self.optimizers["actor"]
             if fitted.scale == 0:
                 raise StepTooLarge("No fraction of the update has a KL within the target: the policy was not changed.")
@@ -210,14 +219,16 @@ class Update:
             }
         if not math.isfinite(kl):
             raise NonFiniteUpdate(f"The KL divergence of the update is {kl}; the policy was not changed.")
-        guard_kl = kl if held_out is None else measure(held_out)
-        if not math.isfinite(guard_kl):
-            raise NonFiniteUpdate(f"The KL divergence on other replies is {guard_kl}; the policy was not changed.")
+        kl_of_guard = kl if guard_kl is None else measure(guard_kl)
+        if not math.isfinite(kl_of_guard):
+            raise NonFiniteUpdate(f"The KL divergence on other replies is {kl_of_guard}; the policy was not changed.")
         return metrics | {
             "actor/fitted_kl": kl,
-            "guard/kl": guard_kl,
-            "guard/tokens": (held_out or update_kl).num_tokens,
-            "guard/is_held_out": float(held_out is not None),
+            "actor/fitted_tokens": float(update_kl.num_tokens),
+            "actor/fitted_is_held_out": float(not self.is_fitted_on_batch),
+            "guard/kl": kl_of_guard,
+            "guard/tokens": float((guard_kl or update_kl).num_tokens),
+            "guard/is_held_out": float(guard_kl is not None),
         }
 
     def _plan(self, part: LossPart) -> None:

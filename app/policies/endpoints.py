@@ -50,7 +50,7 @@ class VersionView(RowView):
 class StepView(BaseModel):
     """How the last update was fitted to the KL target."""
 
-    kl: float = Field(description="k3(parent, new version) in nats per token")
+    kl: float = Field(description="KL(parent ‖ new version) in nats per token, on replies that are not in the batch")
     scale: float = Field(description="the update was scaled with this factor to fit; 1 if it fitted as it was")
     lr_scale: float = Field(description="factor of the learning rate from now on")
 

@@ -31,7 +31,7 @@ def describe_violation(version: Version, settings: Settings) -> str | None:
     if kl is None or kl <= settings.trainer.kl_guard:
         return None
     limit = settings.trainer.kl_guard
-    return f"its KL from the parent version is {kl:.3g} per token (k3); the limit `kl_guard` is {limit:g}"
+    return f"its KL from the parent version is {kl:.3g} per token; the limit `kl_guard` is {limit:g}"
 
 
 def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:

@@ -22,7 +22,7 @@ def test_the_service_trains_at_the_rate_and_with_the_kl_of_its_settings() -> Non
     """They ran at 1.5e-3 and with `kl_coef` 0.02."""
     assert SERVICE.optim.lr == Settings().trainer.optim.lr == 3e-4
     assert SERVICE.algorithm.model_dump()["kl_coef"] == 0.01
-    assert (SERVICE.algorithm.epochs, SERVICE.kl_target, BATCH_SIZE) == (3, 0.01, 24)
+    assert (SERVICE.algorithm.epochs, SERVICE.kl_target, BATCH_SIZE) == (3, 0.003, 24)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "kto", "grpo", "dpo"])

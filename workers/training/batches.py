@@ -172,7 +172,7 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
         for turn, reward, weight, group, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
-    held_out = await read_held_out(session, parent, {sample.turn_id for sample in samples})
+    held_out = await read_held_out(session, row, parent, {sample.turn_id for sample in samples})
     corrected = await corrections.read_corrected(session, row.id, {sample.turn_id: sample for sample in samples})
     batch = alignment_types.Batch(row.id, policy.name, samples, held_out, tuple(corrected))
     return ClaimedBatch(row, policy, parent, int(last_number or 0) + 1, batch, num_replaced)

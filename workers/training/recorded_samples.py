@@ -2,15 +2,15 @@
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment import types as alignment_types
 from app.chat.histories import read_prompt_ids
-from app.models import ApiKey, Origin, Project, Turn, TurnState, Version
+from app.models import ApiKey, Batch, Origin, Project, Turn, TurnState, Version
 from app.training.sample_conditions import is_consenting
 
-MAX_HELD_OUT = 64  # replies: they have more than the 500 tokens that are needed, and take two forward passes
+MAX_HELD_OUT = 64  # replies: most often they have the tokens that are needed, and take a few forward passes
 
 
 def to_sample(
@@ -42,25 +42,35 @@ def to_sample(
 
 
 async def read_held_out(
-    session: AsyncSession, parent: Version, in_batch: Collection[str]
+    session: AsyncSession, batch: Batch, parent: Version, in_batch: Collection[str]
 ) -> tuple[alignment_types.Sample, ...]:
-    """Return the newest replies of the parent that are not in the batch, and that may be trained on."""
+    """Return the newest replies of the policy that are not in the batch, and that may be trained on.
+
+    They may be of any version, since a KL is measured at their tokens and does not need to be of the parent's own. All
+    were finished before the batch was frozen: so a repeated update is the same one.
+    """
     query = (
-        select(Turn)
+        select(Turn, Version.number)
+        .join(Version, Version.id == Turn.version_id)
         .join(Project, Project.id == Turn.project_id)
         .outerjoin(ApiKey, ApiKey.id == Turn.key_id)
         .where(
-            Turn.version_id == parent.id,
-            Turn.origin == Origin.CHAT,
+            Turn.policy_id == parent.policy_id,
+            Turn.origin == bindparam(None, Origin.CHAT.value, literal_execute=True),  # for the partial index
             Turn.state == TurnState.DONE,
             Turn.exclusion_reason.is_(None),
             Turn.own_prompt_ids.is_not(None),
+            Turn.finished_at <= batch.created_at,
             is_consenting(),
         )
         .order_by(Turn.created_at.desc(), Turn.id)
         .limit(MAX_HELD_OUT + len(in_batch))
     )
-    turns = [turn for turn in await session.scalars(query) if turn.id not in in_batch and turn.output_ids]
-    chosen = turns[:MAX_HELD_OUT]
-    prompt_ids = await read_prompt_ids(session, [turn.id for turn in chosen])
-    return tuple(to_sample(turn, prompt_ids[turn.id], 0.0, parent.number) for turn in chosen if prompt_ids[turn.id])
+    rows = [(turn, number) for turn, number in await session.execute(query) if turn.output_ids]
+    chosen = [(turn, number) for turn, number in rows if turn.id not in in_batch][:MAX_HELD_OUT]
+    prompt_ids = await read_prompt_ids(session, [turn.id for turn, _ in chosen])
+    return tuple(
+        to_sample(turn, prompt_ids[turn.id], 0.0, number, lag=abs(parent.number - number))
+        for turn, number in chosen
+        if prompt_ids[turn.id]
+    )

@@ -48,8 +48,8 @@ def trainer_config(settings: Settings) -> TrainerConfig:
 
 
 def _algorithm(settings: Settings) -> AlgorithmConfig:
-    """Return the algorithm with the deployment's defaults, and with the KL of an update limited to the KL guard."""
-    algorithm, kl_guard = settings.algorithm, settings.trainer.kl_guard
+    """Return the algorithm with the deployment's defaults."""
+    algorithm = settings.algorithm
     general: dict[str, Any] = {}
     if algorithm.type != "custom":  # whose own defaults hold
         general["epochs"] = DEFAULT_EPOCHS
@@ -57,8 +57,6 @@ def _algorithm(settings: Settings) -> AlgorithmConfig:
         general |= dict(zip(("shortest", "longest"), settings.observability.length_range, strict=True))
     unset_fields = type(algorithm).model_fields.keys() - algorithm.model_fields_set
     values = {name: value for name, value in general.items() if name in unset_fields}
-    if algorithm.max_kl is None or algorithm.max_kl > kl_guard:
-        values["max_kl"] = kl_guard
     return algorithm.model_copy(update=values)
 
 

@@ -16,7 +16,7 @@ from alignment.config.trainer import (
 )
 
 DEFAULTS = TrainerConfig()
-DEFAULT_KL_TARGET = 0.01
+DEFAULT_KL_TARGET = 0.003
 
 
 def false_to_none(value: object) -> object:
@@ -57,13 +57,13 @@ class TrainerSettings(Frozen):
     kl_target: float | None = Field(
         None,
         gt=0,
-        description="KL per token that an update may reach, below `kl_guard`: it is scaled to fit; 0.01, or half of "
+        description="KL per token that an update may reach, below `kl_guard`: it is scaled to fit; 0.003, or half of "
         "a smaller `kl_guard`, when unset",
     )
     kl_guard: float = Field(
         0.05,
         gt=0,
-        description="largest KL from the parent per token (k3); a version above it is rejected, and training goes back",
+        description="largest KL from the parent per token; a version above it is rejected, and training goes back",
     )
     kl_alarms: int = Field(3, ge=1, description="consecutive alarms of the KL guard that halt a policy's training")
     max_mismatch: float = Field(

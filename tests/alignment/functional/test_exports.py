@@ -20,6 +20,7 @@ def test_exported_names() -> None:
         "auc",
         "bradley_terry_loss",
         "calibration_error",
+        "distribution_kl",
         "dpo_loss",
         "gae_advantage",
         "group_advantage",

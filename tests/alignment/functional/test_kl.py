@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from alignment.config.algorithm import KLKind
-from alignment.functional import AdaptiveKLController, aggregate, kl_estimate
+from alignment.functional import AdaptiveKLController, aggregate, distribution_kl, kl_estimate
 from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding, rows, with_gradient
 
 KINDS = get_args(KLKind)
@@ -143,3 +143,40 @@ def test_controller_rejects_non_finite_kl(kl: float) -> None:
 def test_controller_needs_a_positive_target_and_horizon(target: float, horizon: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         AdaptiveKLController(0.1, target, horizon)
+
+
+def make_distributions(size: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of 50 tokens at 20 places, before and after the logits have changed by about `size`."""
+    generator = torch.Generator().manual_seed(0)
+    logits_NV = 3 * torch.randn(20, 50, generator=generator, dtype=torch.float64)
+    new_logits_NV = logits_NV + size * torch.randn(20, 50, generator=generator, dtype=torch.float64)
+    return logits_NV.log_softmax(-1).to(dtype), new_logits_NV.log_softmax(-1).to(dtype)
+
+
+def full_kl(old_NV: Tensor, new_NV: Tensor) -> Tensor:
+    return torch.nn.functional.kl_div(new_NV, old_NV, reduction="none", log_target=True).sum(-1)
+
+
+@pytest.mark.parametrize("size", [0.01, 0.1, 1.0, 5.0])
+def test_kl_of_distributions_is_exact_with_the_whole_vocabulary(size: float) -> None:
+    expected_N = full_kl(*make_distributions(size, torch.float64))
+    torch.testing.assert_close(distribution_kl(*make_distributions(size, torch.float64)), expected_N)
+    actual_N = distribution_kl(*make_distributions(size, torch.float32)).double()
+    torch.testing.assert_close(actual_N, expected_N, rtol=1e-3, atol=2e-6)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0])
+def test_kl_of_the_likeliest_tokens_is_a_lower_bound_that_rises_with_their_number(size: float) -> None:
+    old_NV, new_NV = make_distributions(size, torch.float64)
+    order_NV = old_NV.argsort(-1, descending=True)
+    old_NV, new_NV = old_NV.gather(-1, order_NV), new_NV.gather(-1, order_NV)
+    bounds = [float(distribution_kl(old_NV[:, :count], new_NV[:, :count]).sum()) for count in (1, 3, 10, 30, 50)]
+    assert bounds == sorted(bounds) and bounds[0] > 0
+    assert bounds[3] > 0.97 * bounds[4] == pytest.approx(0.97 * float(full_kl(old_NV, new_NV).sum()))
+
+
+def test_kl_of_equal_distributions_is_zero() -> None:
+    old_NV, _ = make_distributions(1.0, torch.float32)
+    assert distribution_kl(old_NV, old_NV).tolist() == [0.0] * len(old_NV)
+    with pytest.raises(ValueError, match="shape"):
+        distribution_kl(old_NV, old_NV[:, :2])

@@ -15,7 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from alignment.models.lm_head import compute_logprobs, compute_logprobs_and_entropy
+from alignment.models.lm_head import (
+    compute_logprobs,
+    compute_logprobs_and_entropy,
+    compute_logprobs_at,
+    find_likely_tokens,
+)
 
 N, D, V = 13, 8, 32
 CHUNKS = [1, V, 3 * V + 5, N * V - 1, N * V]  # one token per chunk, uneven chunks, all tokens but one, all tokens
@@ -126,6 +131,20 @@ def test_logprobs_with_the_entropy_have_the_same_bits(chunk: int, frozen: bool) 
     with torch.no_grad():
         expected_N = compute_logprobs(*inputs, chunk)
     assert torch.equal(compute_logprobs_and_entropy(*inputs, chunk)[0], expected_N)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_likely_tokens_are_those_of_the_unchunked_distribution(chunk: int, frozen: bool) -> None:
+    hidden_ND, head, _, temperatures_N = make_inputs(torch.float64, frozen=frozen)
+    logprobs_NV = (head(hidden_ND) / temperatures_N[:, None]).log_softmax(-1).detach()
+    likely = find_likely_tokens(hidden_ND, head, temperatures_N, chunk, 5)
+    expected_NK = logprobs_NV.sort(-1, descending=True).values[:, :5]
+    torch.testing.assert_close(likely.logprobs_NK.sort(-1, descending=True).values, expected_NK)
+    torch.testing.assert_close(logprobs_NV.gather(-1, likely.ids_NK), likely.logprobs_NK)
+    actual_NK = compute_logprobs_at(hidden_ND, head, likely.ids_NK, temperatures_N, chunk)
+    assert torch.equal(actual_NK, likely.logprobs_NK) and not actual_NK.requires_grad
+    assert find_likely_tokens(hidden_ND, head, temperatures_N, chunk, 2 * V).ids_NK.shape == (N, V)
 
 
 def test_entropy_of_a_certain_token_is_zero_with_a_finite_gradient() -> None:

@@ -9,8 +9,8 @@ import torch
 from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from alignment.errors import NonFiniteUpdate
-from alignment.trainer.metrics import UpdateKL
 from alignment.trainer.trainer import RETRY_LR_FACTOR, Trainer
+from alignment.trainer.update_kl import UpdateKL
 from alignment.types import Batch
 from tests.alignment.trainer.test_update import in_groups
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from alignment.trainer.trust_region import AIM, MAX_MEASUREMENTS, MAX_SCALE, MIN_SHARE, TrustRegion
+from alignment.trainer.trust_region import AIM, MAX_MEASUREMENTS, MAX_SCALE, MIN_SHARE, FittedStep, TrustRegion
 
 TARGET = 0.01
 
@@ -61,6 +61,15 @@ def test_update_is_scaled_up_by_a_bounded_factor() -> None:
     torch.testing.assert_close(parameters[0], torch.ones(3) + MAX_SCALE * 1e-6)
 
 
+@pytest.mark.parametrize("size", [0.001, 0.05, 0.08, 0.3])
+def test_update_that_must_not_be_enlarged_is_only_scaled_down(size: float) -> None:
+    region, parameters = make_update(size)
+    fitted = region.fit(kl_of(parameters), may_enlarge=False)
+    assert fitted.scale == 1.0 or size == 0.3
+    assert fitted.kl <= TARGET and (size < 0.08 or fitted.kl >= MIN_SHARE * TARGET)
+    torch.testing.assert_close(parameters[0], torch.ones(3) + fitted.scale * size)
+
+
 @pytest.mark.parametrize("kl", [math.inf, math.nan])
 def test_update_that_is_not_finite_is_scaled_down(kl: float) -> None:
     region, parameters = make_update(1.0)
@@ -90,6 +99,13 @@ def test_three_or_four_measurements_suffice_however_kl_grows(exponent: float) ->
     assert MIN_SHARE * TARGET <= fitted.kl <= TARGET and fitted.measurements <= 4
 
 
+@pytest.mark.parametrize("exponent", [4.0, 8.0])
+def test_update_is_enlarged_where_kl_grows_faster_than_expected(exponent: float) -> None:
+    region, parameters = make_update(1.0)
+    fitted = region.fit(lambda: 1e-3 * TARGET * float(parameters[0][0] - 1) ** exponent)
+    assert 0.1 * TARGET <= fitted.kl <= TARGET and fitted.scale > 1
+
+
 @pytest.mark.parametrize("rate", [1e-5, 1e-4, 1e-3, 1e-2, 1.0])
 def test_rate_arrives_at_the_same_size_of_update_from_above_and_from_below(rate: float) -> None:
     """A KL anywhere between the target and 0.3 of it is no reason to scale an update, but to adapt the rate."""
@@ -98,3 +114,11 @@ def test_rate_arrives_at_the_same_size_of_update_from_above_and_from_below(rate:
         fitted = region.fit(kl_of(parameters))
         rate *= fitted.lr_factor(TARGET)
     assert math.isclose(fitted.kl, AIM * TARGET, rel_tol=0.1)
+
+
+def test_rate_is_a_running_mean_of_the_rates_that_fit() -> None:
+    """One update that is twice too large or too small by chance moves the rate by half of that, in logarithms."""
+    for scale in (0.5, 1.0, 2.0):
+        factor = FittedStep(scale, AIM * TARGET, 1).lr_factor(TARGET)
+        assert factor == pytest.approx(scale**0.5)
+    assert FittedStep(0.2, AIM * TARGET, 1).lr_factor(TARGET) == pytest.approx(0.2), "at once, if far too large"

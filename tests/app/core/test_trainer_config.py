@@ -23,26 +23,24 @@ def test_length_range_is_the_default_of_the_algorithms_that_have_one() -> None:
     config = algorithm_for(
         ALGORITHM__KL_COEF="0.03", OBSERVABILITY__LENGTH_RANGE="[20, 60]", ALGORITHM="length_aware_ppo"
     )
-    assert config == LengthAwarePPOConfig(kl_coef=0.03, shortest=20, longest=60, max_kl=0.05, epochs=3)
+    assert config == LengthAwarePPOConfig(kl_coef=0.03, shortest=20, longest=60, epochs=3)
 
 
 def test_algorithm_settings_override_the_length_range() -> None:
     algorithm = '{"type": "length_aware_ppo", "kl_coef": 0.5, "longest": 90}'
     config = algorithm_for(OBSERVABILITY__LENGTH_RANGE="[20, 60]", ALGORITHM=algorithm)
-    assert config == LengthAwarePPOConfig(kl_coef=0.5, shortest=20, longest=90, max_kl=0.05, epochs=3)
+    assert config == LengthAwarePPOConfig(kl_coef=0.5, shortest=20, longest=90, epochs=3)
 
 
 def test_the_default_is_ppo() -> None:
-    assert algorithm_for(ALGORITHM__KL_COEF="0.03") == PPOConfig(kl_coef=0.03, max_kl=0.05, epochs=3)
-    assert algorithm_for(ALGORITHM="kto") == KTOConfig(max_kl=0.05, epochs=3)
+    assert algorithm_for(ALGORITHM__KL_COEF="0.03") == PPOConfig(kl_coef=0.03, epochs=3)
+    assert algorithm_for(ALGORITHM="kto") == KTOConfig(epochs=3)
 
 
-def test_max_kl_is_at_most_the_kl_guard() -> None:
-    algorithm = '{"type": "ppo", "max_kl": 0.005}'
-    assert algorithm_for(ALGORITHM=algorithm).max_kl == 0.005, "the algorithm's own limit is tighter"
-    assert algorithm_for(ALGORITHM="ppo", TRAINER__KL_GUARD="0.001").max_kl == 0.001
-    custom = build(algorithm_for(ALGORITHM="alignment.algorithms.dpo_and_kto:DPO", TRAINER__KL_GUARD="0.5"))
-    assert custom.config.max_kl == 0.5, "a class without a limit of its own gets the guard's"
+def test_the_kl_target_alone_bounds_an_update_unless_its_steps_have_a_limit_of_their_own() -> None:
+    for algorithm in ("ppo", "kto", "alignment.algorithms.dpo_and_kto:DPO"):
+        assert build(algorithm_for(ALGORITHM=algorithm)).config.max_kl is None
+    assert algorithm_for(ALGORITHM='{"type": "ppo", "max_kl": 0.005}').max_kl == 0.005
 
 
 def test_kl_target_above_the_guard_is_refused() -> None:
@@ -67,7 +65,7 @@ def test_default_learning_rate_of_full_weights_is_a_tenth() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "target"),
-    [({}, 0.01), ({"kl_guard": 0.002}, 0.001), ({"kl_guard": 1.0}, 0.01), ({"kl_target": 0.005}, 0.005)],
+    [({}, 0.003), ({"kl_guard": 0.002}, 0.001), ({"kl_guard": 1.0}, 0.003), ({"kl_target": 0.005}, 0.005)],
 )
 def test_updates_are_fitted_to_a_target_below_the_kl_guard(settings: dict[str, Any], target: float) -> None:
     assert trainer_config(Settings().replace(by_path(settings))).kl_target == target

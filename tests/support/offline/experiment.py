@@ -21,6 +21,8 @@ from alignment.types import Batch, CorrectedReply, Sample
 from tests.support.offline.chats import MISTAKE_SHARE, ChatPool, Judge, Prompt, evaluation_replies
 from tests.support.offline.sampler import Reply, Sampler
 
+UNRATED_SEED = 4_000  # chats without votes are others than those with votes
+
 
 @dataclass(frozen=True)
 class ExperimentConfig:
@@ -92,6 +94,7 @@ class Experiment:
         self._chats = ChatPool(self._tokenizer, config.replies_per_update // config.replies_per_prompt, config.seed)
         self._judge = Judge(self._tokenizer, config.seed, config.mistake_share)
         self._generator = torch.Generator().manual_seed(config.seed)
+        self._unrated_chats: ChatPool | None = None
         self._adapters = deque([copy_actor(self.trainer)], maxlen=config.lag + 1)  # the oldest one samples
 
     def run_update(self) -> UpdateResult:
@@ -139,10 +142,26 @@ class Experiment:
         lengths = [len(reply.ids) for replies in sampled for reply in replies]
         return RatedReplies(version, samples, fmean(flag for flags in approvals for flag in flags), fmean(lengths))
 
+    def collect_unrated(self, count: int) -> list[Sample]:
+        """Return so many replies of the newest version in other chats, whose users do not vote. Their reward is 0."""
+        if self._unrated_chats is None:
+            self._unrated_chats = ChatPool(self._tokenizer, count, self.config.seed + UNRATED_SEED)
+        self._sampler.load_adapter(self._adapters[-1])
+        samples: list[Sample] = []
+        while len(samples) < count:
+            prompts = self._unrated_chats.prompts()
+            replies = [reply for (reply,) in self._sampler.sample([p.prompt_ids for p in prompts], self._generator)]
+            self._unrated_chats.add_replies(replies)
+            samples += [_make_sample(p, reply, 0.0, self.version) for p, reply in zip(prompts, replies, strict=True)]
+        return samples[:count]
+
     def train(
-        self, samples: Sequence[Sample], corrected: Sequence[CorrectedReply] = ()
+        self, samples: Sequence[Sample], held_out: Sequence[Sample] = (), *, corrected: Sequence[CorrectedReply] = ()
     ) -> tuple[dict[str, float], str | None]:
-        """Make one update, and return its metrics and, if the batch was refused, why. The version counts either way."""
+        """Make one update, and return its metrics and, if the batch was refused, why. The version counts either way.
+
+        The KL of the update is measured on the `held_out` replies, if they are enough.
+        """
 
         def age(sample: Sample) -> Sample:
             return replace(sample, lag=self.version - sample.version)
@@ -151,7 +170,7 @@ class Experiment:
         aged_pairs = tuple(replace(one, sample=age(one.sample)) for one in corrected)
         refused, metrics = None, {}
         try:
-            batch = Batch(f"batch-{self.version}", "assistant", aged, corrected=aged_pairs)
+            batch = Batch(f"batch-{self.version}", "assistant", aged, tuple(held_out), aged_pairs)
             metrics = self.trainer.update(batch).metrics
         except (NoVariance, NothingToCompare) as error:
             refused = str(error)
