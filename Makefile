@@ -25,7 +25,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -164,6 +164,9 @@ bench-sparse-votes: $(MAIN)/.done ## learning where users rate few replies, with
 bench-rates: $(MAIN)/.done ## learning with the service's defaults at rates from 1e-5 to 1e-2; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.rates $(ATTUNE_BENCH_FLAGS)
 
+bench-update-kl: $(MAIN)/.done ## whether the KL that an update is scaled by is its KL on other replies; hours, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.update_kl $(ATTUNE_BENCH_FLAGS)
+
 bench-reward-model: $(MAIN)/.done ## the accuracy of a reward model by the amount of feedback; an hour, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.reward_model $(ATTUNE_BENCH_FLAGS)
 
@@ -172,6 +175,9 @@ bench-growth: $(MAIN)/.done ## the time of each page with ten thousand and a mil
 
 bench-waiting: $(MAIN)/.done ## an assembly with 20,000 and 100,000 samples that wait, on SQLite and PostgreSQL
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.waiting $(ATTUNE_BENCH_FLAGS)
+
+bench-long-acts: $(MAIN)/.done ## what votes and chats wait beside imports, erasures, rollbacks, retention and curation, on SQLite and PostgreSQL; half an hour, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.long_acts $(ATTUNE_BENCH_FLAGS)
 
 bench-scaling: $(MAIN)/.done ## curate and assemble with 10 k, 100 k and 1 M old turns, on PostgreSQL
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.scaling $(ATTUNE_BENCH_FLAGS)

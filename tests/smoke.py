@@ -93,6 +93,12 @@ SMOKE = (
         writes=("rates.jsonl",),
     ),
     bench(
+        "update-kl",
+        "--algorithms KTO --seeds 41 --updates 2 --out {out}/update_kl.jsonl",
+        tables=("| | target | held out |",),
+        writes=("update_kl.jsonl",),
+    ),
+    bench(
         "late-votes",
         "--strategies mixed --delays late --seeds 0 --minutes 6 --out {out}/late_votes.jsonl",
         tables=("| votes | loss |",),
@@ -116,6 +122,12 @@ SMOKE = (
         "--samples 200 --databases sqlite --out {out}/waiting.jsonl",
         prints=(r'"look": "second"',),
         writes=("waiting.jsonl",),
+    ),
+    bench(
+        "long-acts",
+        "--databases sqlite --acts nothing import --seconds 1 --rows 2000 --out {out}/long_acts.jsonl",
+        tables=("| database | act | seconds |",),
+        writes=("long_acts.jsonl",),
     ),
     bench("scaling", "--turns 1000 --rounds 1", tables=("| old turns | curate, ms per batch |",)),
     bench(

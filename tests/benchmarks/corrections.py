@@ -2,9 +2,9 @@
 
 Simulated users judge every reply. "votes": a thumb on each reply. "corrections": nothing on a liked reply; a disliked
 one is rewritten in the style that they like, with the right facts. "both": a thumb up on a liked reply, a rewritten
-text for a disliked one. "no texts": the same, and the texts are not learned from (the rewards are 1 and -0.5). One
-piece of feedback in a hundred is mistaken: the thumb is the wrong one, or a liked reply is rewritten and a disliked one
-is left alone. An update takes the pieces of feedback that start one in the service, with the service's defaults.
+text for a disliked one. "no texts": the same, but the texts are not learned from (the rewards are 1 and -0.5). One
+piece of feedback in a hundred is mistaken: the thumb is the wrong one, or a liked reply is corrected and a disliked one
+is liked. An update takes the pieces of feedback that start one in the service, with the service's defaults.
 
 The rewritten texts come from the generator of the demo model's pretraining texts, so that the model can nearly write
 them: people who write in another way than the model teach it more slowly.
@@ -86,7 +86,7 @@ def run(arm: str, algorithm: str, seed: int, args: argparse.Namespace, log: Call
             num_replies += REPLIES
             if len(samples) >= BATCH_SIZE:
                 break
-        metrics, refused = users.train(samples, users.corrected)
+        metrics, refused = users.train(samples, corrected=users.corrected)
         num_pieces += len(samples)
         if number % args.every == 0:
             curve.append((num_pieces, num_replies, users.evaluate(args.users).approval))

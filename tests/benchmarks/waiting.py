@@ -24,6 +24,7 @@ from app.core.settings import Settings
 from app.models import Deployment, Policy
 from app.projects.service import bootstrap
 from tests.benchmarks.deployment import database
+from tests.support.many_rows import NUMBERS
 from tests.support.statement_work import count_work
 from workers.training.assemble import assemble
 
@@ -33,7 +34,6 @@ CASES = {
     "groups": "GRPO, and no two replies to one prompt: there is no batch",
     "consent": "the project has withdrawn its consent: there is no batch",
 }
-NUMBERS = "WITH RECURSIVE series(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM series WHERE n < :count)"
 INSERTS = (
     f"""
     INSERT INTO turns (id, project_id, policy_id, version_id, completion_id, choice_index, engine, state, stream,

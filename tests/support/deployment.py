@@ -29,6 +29,11 @@ class Harness:
         assert self._api is not None, "the API of this harness runs in a process of its own"
         return self._api
 
+    @property
+    def api_database(self) -> Database:
+        """The database of the API, which has connections of its own."""
+        return self.api._transport.app.state.services.get(Database)  # type: ignore[attr-defined]
+
     async def policy(self) -> Policy:
         async with self.db.read() as session:
             return (await session.scalars(select(Policy))).one()
