@@ -24,6 +24,7 @@ from app.chat.conversations import (
     reuse_parent_tokens,
 )
 from app.chat.histories import History
+from app.chat.identity_headers import add_identity
 from app.chat.schemas import SEED_LIMIT, ChatRequest
 from app.chat.turn_writer import EngineWeights, TurnStart
 from app.core.database import Database, now
@@ -137,6 +138,7 @@ async def plan_completion(
     Raises NotFound for an unknown model, BadRequest for a request beyond the limits, Unavailable without an engine.
     """
     router, settings = services.get(VersionRouter), services.get(Settings)
+    request = add_identity(request, headers)
     target = await router.resolve(caller.project_id, request.model)
     sampling = to_sampling(request, settings)  # first: what follows takes longer for a longer prompt
     context = RequestContext.from_request(request, headers, details.conversation_id)

@@ -35,8 +35,10 @@ IGNORED_HINTS = (
     "store",
 )
 TokenId = Annotated[str, Field(pattern=r"^\d{1,9}$")]
-MetadataValue = Annotated[str, Field(max_length=512)]
-MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
+MAX_USER = 512  # characters
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # pairs, and characters
+MetadataValue = Annotated[str, Field(max_length=MAX_METADATA_VALUE)]
+MetadataKey = Annotated[str, Field(min_length=1, max_length=MAX_METADATA_KEY)]
 SEED_LIMIT = 2**63
 MAX_STOP_CHARS = 256  # the engine compares each new token with each stop string
 MAX_SCHEMA_BYTES = 32 * 1024  # the engine compiles a schema to a grammar
@@ -218,9 +220,9 @@ class ChatRequest(StrictModel):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: StrictBool | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = Field(None, max_length=512)
-    safety_identifier: str | None = Field(None, max_length=512)
-    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
+    user: str | None = Field(None, max_length=MAX_USER)
+    safety_identifier: str | None = Field(None, max_length=MAX_USER)
+    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=MAX_METADATA)
 
     @field_validator("stop")
     @classmethod
