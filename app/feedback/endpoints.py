@@ -14,7 +14,7 @@ from app.feedback import browser_tokens, queries, repository, service
 from app.feedback.browser_tokens import RotationRequest, RotationView, TokenClaims, TokenRequest, TokenView
 from app.feedback.feedback_writer import MAX_KEY_LENGTH, FeedbackWriter
 from app.feedback.kinds import FeedbackRequest
-from app.feedback.schemas import BatchResults, CompletionId, FeedbackBatch, FeedbackPage, FeedbackView
+from app.feedback.schemas import BatchResults, CompletionId, FeedbackBatch, FeedbackPage, FeedbackView, SenderKey
 from app.feedback.token_counts import TokenCounter, TokenRequester
 from app.projects.auth import (
     BEARER,
@@ -173,6 +173,22 @@ async def get_feedback(caller: FeedbackCaller, db: DatabaseDep, feedback_id: Fee
         row = await queries.get_feedback(session, caller.project_id, feedback_id)
         [view] = await queries.read_views(session, caller.project_id, [row])
     return json_response(view)
+
+
+@router.delete("", response_model=FeedbackView)
+async def withdraw_feedback_by_key(
+    caller: FeedbackCaller,
+    db: DatabaseDep,
+    key: Annotated[SenderKey, Query()],
+    sent_at: Annotated[float | None, Query(ge=0, lt=1e11)] = None,
+) -> Response:
+    """Withdraw the feedback that has the sender's `key`.
+
+    With `sent_at`, feedback of this key that was sent earlier and arrives later is refused.
+    """
+    async with db.write() as session:
+        view = await service.withdraw_by_key(session, caller.project_id, key, sent_at, actor=caller.key_prefix)
+    return json_response(require_row(view, "There is no feedback with this key.", param="key"))
 
 
 @router.delete("/{feedback_id}", response_model=FeedbackView)

@@ -10,12 +10,13 @@ import orjson
 from sqlalchemy.engine import Connection
 
 from app.core.database import Database
-from app.core.errors import AttuneError, BadRequest, NotFound, Unprocessable
+from app.core.errors import AttuneError, BadRequest, Conflict, NotFound, Unprocessable
 from app.core.group_commit import GroupCommit, ItemKey
 from app.core.jobs import enqueue_after_commit
 from app.feedback import answers, repository
 from app.feedback.browser_tokens import TokenClaims
 from app.feedback.feedback_limits import FeedbackLimits, find_beyond_limits
+from app.feedback.keyed_feedback import KeyedFeedback
 from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating, TargetedFeedback
 from app.feedback.repository import FoundTurns, ProjectAndValue
 from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget, feedback_view
@@ -39,6 +40,7 @@ class Submission:
     has_client_key: bool  # the client chose the key, so the submission may be a replay
     fingerprint: str  # SHA-256 of the meaning of the body
     token_id: str | None = None  # of the browser token
+    sender_key: ProjectAndValue | None = None  # whose state gives the idempotency key, see `KeyedFeedback`
 
     @property
     def project_key(self) -> ProjectAndValue:
@@ -92,14 +94,14 @@ def build_submission(
     """Return the submission for a validated request. Raises BadRequest for contradictory keys.
 
     Args:
-        header_key: The Idempotency-Key header.
+        header_key: The Idempotency-Key header; without effect beside the `key` of the body.
         token: The browser token that the request came with. It separates the keys of one browser from all others.
     """
     if header_key is not None and "\x00" in header_key:
         raise BadRequest("An Idempotency-Key cannot hold a NUL character.", param="Idempotency-Key")
     if request.id is not None and header_key is not None and request.id != header_key:
         raise BadRequest("'id' and the Idempotency-Key header name different keys.", param="id")
-    client_key = request.id or header_key
+    client_key = None if request.key is not None else request.id or header_key
     key = client_key or new_id("auto")
     if client_key is not None and token is not None:
         key = f"browser:{hashlib.sha256(orjson.dumps([token.key_namespace, client_key])).hexdigest()}"
@@ -110,9 +112,10 @@ def build_submission(
         raw_value={"value": body["value"], "scale": body["scale"]} if has_scale else body["value"],
         target=request.get_target(),
         key=key,
-        has_client_key=client_key is not None,
+        has_client_key=client_key is not None or request.key is not None,
         fingerprint=_fingerprint(request, body),
         token_id=None if token is None else token.jti,
+        sender_key=None if request.key is None else (project_id, request.key),
     )
 
 
@@ -154,14 +157,18 @@ def submit_many(
     conversations = repository.find_conversations(
         connection, {(id, target.conversation_id) for id, target in targets if isinstance(target, ConversationTarget)}
     )
+    keyed = KeyedFeedback(connection, {item.sender_key for item in items if item.sender_key is not None})
     new: dict[ProjectAndValue, NewFeedback] = {}
     refused: dict[int, AttuneError] = {}
     for index, item in enumerate(items):
-        if item.project_key not in new:
-            try:
+        try:
+            _choose_key(item, keyed)
+            if item.project_key not in new:
                 new[item.project_key] = _build_feedback(item, turns, conversations)
-            except NotFound as error:
-                refused[index] = error
+            if item.sender_key is not None:
+                keyed.accept(item.sender_key, new[item.project_key].row, item.request.sent_at)
+        except (Conflict, NotFound) as error:
+            refused[index] = error
     beyond_limits = find_beyond_limits(connection, {key: feedback.row for key, feedback in new.items()}, limits)
     for index, item in enumerate(items):
         if item.project_key in beyond_limits:
@@ -173,6 +180,7 @@ def submit_many(
     earlier = repository.find_by_keys(connection, retried)
     rows = earlier | _insert(connection, new)
     created = {key for key, feedback in new.items() if rows[key]["id"] == feedback.row["id"]}
+    keyed.write({rows[key]["id"] for key in created})
     is_replay: dict[int, bool] = {}
     for index, item in enumerate(items):
         if index not in refused or item.project_key in earlier:
@@ -199,6 +207,13 @@ def submit_many(
             more = answers.view_new(row["kind"], reasons)
         results.append(SubmissionResult(feedback_view(row, **more), is_replay[index]))
     return results
+
+
+def _choose_key(item: Submission, keyed: KeyedFeedback) -> None:
+    """Give feedback with a sender's key its idempotency key. Raises Conflict if the key has changed since."""
+    if item.sender_key is not None:
+        item.key = new_id("auto")  # no row's, so that refused feedback is not taken for a replay
+        item.key = keyed.choose_idempotency_key(item.sender_key, item.fingerprint, item.request.sent_at)
 
 
 def _build_feedback(item: Submission, turns: FoundTurns, conversations: set[ProjectAndValue]) -> NewFeedback:

@@ -28,6 +28,8 @@ from app.feedback.schemas import (
     MetadataTarget,
     Name,
     RequestId,
+    SenderKey,
+    SentAt,
     Source,
 )
 from app.models import to_completion_id
@@ -56,10 +58,26 @@ class FeedbackCreate(StrictModel):
 
     kind: str
     id: ClientId | None = Field(None, description="an id chosen by the client; it makes retries safe")
+    key: SenderKey | None = Field(
+        None,
+        description="the sender's own id of this feedback; new content under the same key replaces the earlier one",
+    )
+    sent_at: SentAt | None = Field(
+        None,
+        description="when the sender changed it, in seconds since the epoch: an older change of the key is refused",
+    )
     name: Name = "default"
     comment: str | None = Field(None, max_length=10_000)
     source: AnySource = Source()
     metadata: Metadata = Field(default_factory=dict, max_length=16)
+
+    @model_validator(mode="after")
+    def check_key(self) -> Self:
+        if self.id is not None and self.key is not None:
+            raise ValueError("give either 'id', for feedback that never changes, or 'key', for feedback that may")
+        if self.sent_at is not None and self.key is None:
+            raise ValueError("'sent_at' requires 'key'")
+        return self
 
     def reward_value(self) -> float | None:
         """Return the feedback as a number in [-1, 1]; None for a kind without one."""

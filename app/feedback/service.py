@@ -1,6 +1,5 @@
 """Submit feedback, singly or in batches, and withdraw it."""
 
-import hashlib
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,15 +10,21 @@ from app.core.jobs import enqueue_after_commit
 from app.feedback import browser_tokens, repository
 from app.feedback.browser_tokens import TokenClaims
 from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionResult, build_submission
+from app.feedback.keyed_feedback import (
+    KeyState,
+    not_later_than_now,
+    raise_if_superseded,
+    read_states,
+    withdrawal_of,
+    write_states,
+)
 from app.feedback.kinds import FeedbackCreate, parse_feedback
 from app.feedback.queries import get_feedback, read_views
-from app.feedback.schemas import WITHDRAWAL, ConversationTarget, MetadataTarget
+from app.feedback.schemas import ConversationTarget, MetadataTarget
 from app.feedback.target_queries import find_newest_turns, find_numbered_turns
 from app.models import VOTE_KINDS, AuditAction, Feedback, SourceKind, new_id, record_audit
 from app.projects.auth import Caller
 from app.projects.scopes import PROGRAMS_SCOPE
-
-COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
 
 
 async def submit(
@@ -39,6 +44,8 @@ async def submit(
     request = parse_feedback(body)
     token = submitter if isinstance(submitter, TokenClaims) else None
     if isinstance(submitter, TokenClaims):
+        if request.key is not None:
+            raise Forbidden("A browser token does not allow a 'key'; use 'id'.", code="token_scope", param="key")
         request = browser_tokens.restrict_to_claims(submitter, request)
     else:
         _require_source_scope(submitter, request)
@@ -116,6 +123,26 @@ async def _resolve_targets(db: Database, project_id: str, submissions: list[Subm
         submission.target = turn
 
 
+async def withdraw_by_key(
+    session: AsyncSession, project_id: str, key: str, sent_at: float | None, *, actor: str
+) -> dict[str, Any] | None:
+    """Withdraw the feedback of a sender's key and return its view; None if there is none.
+
+    With `sent_at` the key is remembered all the same: feedback that was sent earlier and arrives later does not count.
+    Raises Conflict if a later change of the key is known.
+    """
+    connection = await session.connection()
+    states = await connection.run_sync(read_states, {(project_id, key)})
+    state = states.get((project_id, key), KeyState(None, 0, None, is_withdrawn=False))
+    raise_if_superseded(state, sent_at)
+    if sent_at is not None:
+        state.sent_at = not_later_than_now(sent_at)
+        await connection.run_sync(write_states, {(project_id, key): state})
+    if state.feedback is None:
+        return None
+    return await withdraw(session, project_id, state.feedback["id"], actor=actor)
+
+
 async def withdraw(session: AsyncSession, project_id: str, feedback_id: str, *, actor: str) -> dict[str, Any]:
     """Withdraw feedback by a new row and return its view. Feedback that is no longer effective stays as it is."""
     await (await session.connection()).run_sync(repository.lock_projects, [project_id])
@@ -123,21 +150,9 @@ async def withdraw(session: AsyncSession, project_id: str, feedback_id: str, *, 
     [view] = await read_views(session, project_id, [row])
     if not view["effective"]:
         return view
-    affects_reward = row["kind"] in VOTE_KINDS
-    session.add(
-        Feedback(
-            id=new_id("fb"),
-            kind=WITHDRAWAL,
-            withdraws=row["id"],
-            request_metadata={"withdraws": row["id"]},  # which older releases read
-            idempotency_key=new_id("auto"),
-            fingerprint=hashlib.sha256(row["id"].encode()).hexdigest(),
-            processed=not affects_reward,
-            **{column: row[column] for column in COPIED_COLUMNS},
-        )
-    )
+    session.add(Feedback(**withdrawal_of(row, idempotency_key=new_id("auto"))))
     record_audit(session, actor, AuditAction.FEEDBACK_WITHDRAWN, feedback_id, project_id=project_id)
-    if affects_reward:
+    if row["kind"] in VOTE_KINDS:
         enqueue_after_commit(session, "curate")
     await session.flush()
     [view] = await read_views(session, project_id, [row])

@@ -94,6 +94,22 @@ class FeedbackRank(Base):
     rank: Mapped[int]
 
 
+class FeedbackKey(Base):
+    """A key of a sender, and the newest feedback that has it; see app/feedback/keyed_feedback.py."""
+
+    __tablename__ = "feedback_keys"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    feedback_id: Mapped[str | None] = mapped_column(
+        String(48), index=True, doc="null if it was withdrawn before it arrived"
+    )
+    sent_at: Mapped[float | None] = mapped_column(
+        doc="the latest `sent_at` of its changes, seconds since the epoch, the sender's clock"
+    )
+    revision: Mapped[int] = mapped_column(doc="the number of rows of feedback that it has had")
+
+
 class RaterStanding(StrEnum):
     NORMAL = "normal"
     TRUSTED = (

@@ -8,6 +8,7 @@ from sqlalchemy.sql.dml import Delete, Update
 
 from app.chat import repository as chats
 from app.deployments.pins import subject_hash
+from app.feedback.keyed_feedback import delete_keys
 from app.feedback.schemas import WITHDRAWAL
 from app.models import (
     Audit,
@@ -85,6 +86,7 @@ async def delete_feedback(
     seqs = [row.seq for row in feedback]
     await reopen_votes(session, Feedback.seq.in_(seqs))
     await session.execute(delete(FeedbackRank).where(FeedbackRank.feedback_seq.in_(seqs)))
+    await session.execute(delete_keys(row.id for row in feedback))
     await session.execute(delete(Feedback).where(Feedback.seq.in_(seqs)))
     for row in feedback:
         session.expunge(row)  # SQLite may reuse the last sequence numbers

@@ -21,6 +21,7 @@ from app.models import (
     DatasetKind,
     DatasetRow,
     Feedback,
+    FeedbackKey,
     Pin,
     PinKind,
     Policy,
@@ -116,6 +117,7 @@ PROBES = [
     query("GET /v1/feedback", "completion_id", "completion"),
     query("GET /v1/feedback", "conversation_id", "conversation"),
     query("GET /v1/feedback", "after", "feedback", completion_id=OWN),
+    query("DELETE /v1/feedback", "key", "sender_key"),
     path("GET /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
     path("DELETE /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
     path(f"GET {POLICY}", "name", "policy"),
@@ -229,7 +231,19 @@ WITHOUT_IDS = {
 # and dataset names mean nothing outside of it.
 HARMLESS = {
     "archived",
-    *("limit", "order", "choice_index", "source_id", "since", "until", "trainable", "with_feedback", "version", "kind"),
+    *(
+        "limit",
+        "order",
+        "choice_index",
+        "sent_at",
+        "source_id",
+        "since",
+        "until",
+        "trainable",
+        "with_feedback",
+        "version",
+        "kind",
+    ),
     *("number", "action", "actor", "state", "route", "origin", "judged", "vote", "excluded", "from_version"),
     *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a position in a list
     ("PUT /v1/raters/{rater}", "rater"),
@@ -301,6 +315,7 @@ class OtherProject:
     conversation: str
     order: str
     feedback: str
+    sender_key: str
     key: str
     dataset: str
     subject: str
@@ -328,6 +343,7 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         session.add(Batch(id=f"bat-{'7' * 32}", policy_id=policy.id, parent_id=version.id, num_samples=2))
         feedback = (await session.scalars(select(Feedback).where(Feedback.id == feedback_id))).one()
         feedback.project_id = project.id
+        session.add(FeedbackKey(project_id=project.id, key="vote-0123456789", feedback_id=feedback_id, revision=1))
         session.add(TurnMetadata(turn_id=turn.id, key="order", value="order-0123456789", project_id=project.id))
         session.add(dataset(project))
         await session.flush()
@@ -351,6 +367,7 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         conversation="conversation-0123456789",
         order="order-0123456789",
         feedback=feedback_id,
+        sender_key="vote-0123456789",
         key=key.id,
         dataset=dataset(project).id,
         subject="person-0123456789",
