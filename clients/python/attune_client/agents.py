@@ -48,11 +48,15 @@ def rate_run(
     """Give the same feedback on every reply of a run: a thumb for a bool, a score in [-1, 1] for a number.
 
     `feedback` is that of a client or an offline queue. That of AsyncAttune returns awaitables: gather them. An `id`
-    gets the number of the reply appended.
+    or a `key` gets the number of the reply appended.
     """
     results = []
     for number, reply in enumerate(replies):
-        own = fields | {"id": f"{fields['id']}/{number}"} if "id" in fields else fields
+        own = fields
+        if "id" in fields:
+            own = fields | {"id": f"{fields['id']}/{number}"}
+        elif "key" in fields:
+            own = fields | {"key": f"{fields['key']}/{number}"}
         if isinstance(value, bool):
             results.append(feedback.up(reply, **own) if value else feedback.down(reply, **own))
         else:

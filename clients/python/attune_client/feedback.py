@@ -1,5 +1,6 @@
 """Feedback: every kind, single and in batches. Each piece has an id before it is first sent, so a retry counts once."""
 
+import time
 import uuid
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar, Unpack, cast
@@ -134,6 +135,10 @@ class Feedback(FeedbackKinds[FeedbackRecord]):
         """Withdraw feedback by the id that the server gave it. Withdrawing it again changes nothing."""
         return cast(FeedbackRecord, self._transport.json(Request("DELETE", f"{PATH}/{id}")))
 
+    def withdraw_key(self, key: str, *, sent_at: float | None = None) -> FeedbackRecord:
+        """Withdraw the feedback that was submitted with this key. Raises NotFound if there is none."""
+        return cast(FeedbackRecord, self._transport.json(_withdraw_request(key, sent_at)))
+
     def create_token(self, reply: Any, kinds: Sequence[str] = ("binary",), **fields: Any) -> FeedbackToken:
         """Return a token with which a web page can submit feedback on this reply, without an API key.
 
@@ -175,6 +180,10 @@ class AsyncFeedback(FeedbackKinds[Awaitable[FeedbackRecord]]):
         """Withdraw feedback by the id that the server gave it. Withdrawing it again changes nothing."""
         return cast(FeedbackRecord, await self._json(Request("DELETE", f"{PATH}/{id}")))
 
+    async def withdraw_key(self, key: str, *, sent_at: float | None = None) -> FeedbackRecord:
+        """Withdraw the feedback that was submitted with this key. Raises NotFound if there is none."""
+        return cast(FeedbackRecord, await self._json(_withdraw_request(key, sent_at)))
+
     async def create_token(self, reply: Any, kinds: Sequence[str] = ("binary",), **fields: Any) -> FeedbackToken:
         """Return a token with which a web page can submit feedback on this reply, without an API key."""
         return cast(FeedbackToken, await self._json(_token_request(reply, kinds, fields)))
@@ -187,7 +196,9 @@ class BatchSender(Protocol):
 
 
 def with_id(body: FeedbackBody) -> FeedbackBody:
-    """Return the body with an id. The server records one piece of feedback for each id."""
+    """Return the body with an id, or with the time if it has a key. The server records one piece of feedback for it."""
+    if body.get("key"):
+        return {"sent_at": time.time(), **body}
     return body if body.get("id") else {**body, "id": str(uuid.uuid4())}
 
 
@@ -220,6 +231,10 @@ def _find_request(reply: Any, conversation_id: str | None, after: str | None, li
     id = None if reply is None else completion_id(reply)
     params = {"completion_id": id, "conversation_id": conversation_id, "after": after, "limit": limit}
     return Request("GET", PATH, params=params)
+
+
+def _withdraw_request(key: str, sent_at: float | None) -> Request:
+    return Request("DELETE", PATH, params={"key": key, "sent_at": time.time() if sent_at is None else sent_at})
 
 
 def _token_request(reply: Any, kinds: Sequence[str], fields: Mapping[str, Any]) -> Request:

@@ -87,9 +87,13 @@ class FeedbackQueue(FeedbackKinds[str]):
             self._thread.start()
 
     def submit(self, body: FeedbackBody) -> str:
-        """Store feedback and return its id. Raises QueueFull, and ValueError for what JSON cannot hold."""
+        """Store feedback and return its id; with a `key`, that and its time.
+
+        Raises QueueFull, and ValueError for what JSON cannot hold.
+        """
         body = with_id(body)
-        id, text = str(body["id"]), json.dumps(body, allow_nan=False, sort_keys=True)
+        id = str(body.get("id") or f"{body['key']}@{body['sent_at']}")
+        text = json.dumps(body, allow_nan=False, sort_keys=True)
         with self._database_lock:
             self._execute_in_transaction(lambda: self._insert(id, text))
         self._wake.set()

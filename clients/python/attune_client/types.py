@@ -18,10 +18,13 @@ class FeedbackFields(TypedDict, total=False):
     """The fields that all kinds of feedback share.
 
     `id` makes a retry safe, also one of another process; without it the client makes one. `source` is the id of a
-    person, or a Source.
+    person, or a Source. With `key` instead of `id`, later content under the same key replaces this; `sent_at`, in
+    seconds since the epoch, orders such changes, and is now unless it is given.
     """
 
     id: str
+    key: str
+    sent_at: float
     name: str
     comment: str
     source: Source | str

@@ -214,3 +214,18 @@ async def test_policies(client: Attune, harness: Harness) -> None:
 def test_objects_without_an_id_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="no completion id"):
         completion_id(value)
+
+
+async def test_feedback_by_key_is_replaced_and_withdrawn(client: Attune, harness: Harness, url: str) -> None:
+    turn = await harness.turn()
+    first = client.feedback.up(turn.id, key="f-1")
+    second = client.feedback.down(turn.id, key="f-1")
+    assert (first["id"] != second["id"], client.feedback.get(first["id"])["effective"]) == (True, False)
+    with pytest.raises(APIError) as error:
+        client.feedback.up(turn.id, key="f-1", sent_at=1.0)
+    assert (error.value.status, error.value.code) == (409, "superseded")
+    assert client.feedback.batch([build.down(turn.id, key="f-1")])[0]["status"] == 200
+    assert client.feedback.withdraw_key("f-1")["withdrawn"] is True
+    async with AsyncAttune(url, harness.key) as other:
+        with pytest.raises(NotFound):
+            await other.feedback.withdraw_key("f-2")

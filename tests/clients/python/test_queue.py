@@ -45,6 +45,18 @@ async def test_background_thread_delivers_in_order(client: Attune, harness: Harn
     assert effective["value"] == 0.5
 
 
+async def test_changes_of_a_key_are_delivered_in_order(client: Attune, harness: Harness, tmp_path: Path) -> None:
+    turn = await harness.turn()
+    with client.queue(tmp_path / "votes.db", background=False) as queue:
+        queue.up(turn.id, key="f-1")
+        queue.down(turn.id, key="f-1")
+        assert queue.pending == 2
+        queue.flush()
+        assert not queue.refused()
+    [effective] = [row for row in client.feedback.find(turn.id)["data"] if row["effective"]]
+    assert effective["value"] == -1.0
+
+
 async def test_refused_feedback_is_set_aside(client: Attune, harness: Harness, tmp_path: Path) -> None:
     """An item that is refused affects no other, also if the server refuses the whole batch for its sake."""
     turn = await harness.turn()
