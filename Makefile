@@ -25,7 +25,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -102,6 +102,9 @@ test: setup ## every promise once, in minutes; what a missing service skips is s
 
 test-slow: setup $(CHART)/.done ## what `make test` leaves out: long fault suites, repetitions, both databases for every test
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-openwebui: setup ## the function of connectors/openwebui in the real Open WebUI, which is installed (2.9 GB)
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m pytest -m slow tests/clients/third_party/test_open_webui.py $(PYTEST_ARGS)
 
 test-all: setup $(CHART)/.done ## all tests, the slow ones too
 	@$(PYTEST) $(PYTEST_ARGS)

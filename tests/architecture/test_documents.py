@@ -12,7 +12,7 @@ from tests.architecture.source_tree import PACKAGES, find_modules
 
 DOCUMENTS = sorted(
     path.relative_to(REPOSITORY).as_posix()
-    for path in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"))
+    for path in (*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("**/*.md"))
     if path.name != "CHANGELOG.md"
 )
 FILE = re.compile(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.core.settings import REPOSITORY
 
-DOCUMENTS = sorted([REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")])
+DOCUMENTS = sorted([REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("**/*.md")])
 BLOCK = re.compile(r"^```([\w{}-]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=.*")
 

@@ -21,7 +21,8 @@ def tables_of_contents() -> dict[str, list[str]]:
 
 def test_every_page_is_in_one_table_of_contents() -> None:
     listed = Counter(page for pages in tables_of_contents().values() for page in pages)
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    paths = [*DOCS.glob("*.md"), *DOCS.glob("connect/*.md")]
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in paths} - {"index"}
     missing = sorted(pages - listed.keys())
     assert not missing, f"add these pages to a table of contents of docs/index.md: {missing}"
     assert sorted(listed.elements()) == sorted(pages), "docs/index.md names a page twice, or one that does not exist"

@@ -27,6 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/clients/test_reply_ids.py",
         "tests/clients/test_responses.py",
         "tests/clients/third_party/test_langchain_suites.py",
+        "tests/clients/third_party/test_open_webui.py",
         "tests/clients/third_party/test_third_party.py",
         "tests/docker/test_compose.py",
         "tests/journeys/test_backup.py",

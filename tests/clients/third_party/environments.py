@@ -32,7 +32,7 @@ QUIET = {
 
 def run_program(client: str, program: str, base_url: str, api_key: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the folder `client` in that client's environment."""
-    folder = _prepare(client)
+    folder = prepare(client)
     if program.endswith(".mjs"):  # Node looks for packages beside the program and above it
         shutil.copy(HERE / "shared" / "client_program.mjs", CACHE)
         command = ["node", str(shutil.copy(HERE / client / program, folder))]
@@ -46,7 +46,7 @@ def run_pytest(
     client: str, options: list[str], base_url: str, api_key: str, seconds: float
 ) -> subprocess.CompletedProcess[str]:
     """Run pytest in the environment of the folder `client`, on its file suite.py, without this project's conftest."""
-    folder = _prepare(client)
+    folder = prepare(client)
     arguments = ["-p", "no:cacheprovider", "--noconftest", "-c", os.devnull, "--rootdir", str(HERE / client), *options]
     command = [str(folder / "bin" / "python"), "-m", "pytest", *arguments, str(HERE / client / "suite.py")]
     paths = os.pathsep.join(str(path) for path in (HERE / client, REPOSITORY / "clients" / "python"))
@@ -66,7 +66,7 @@ def _run(
     return subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=seconds)
 
 
-def _prepare(client: str) -> Path:
+def prepare(client: str) -> Path:
     """Return the folder of the client's environment, which is installed if it is missing."""
     pins = HERE / client / "requirements.txt"
     if not pins.exists():
