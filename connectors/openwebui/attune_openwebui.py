@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS compared (one TEXT, other TEXT, PRIMARY KEY (one, oth
 """
 CHUNK = 50  # votes in one request
 LATER = (401, 403, 408, 425, 429)  # and 5xx: the vote is sent again at the next comparison
-SWEEPER = "attune_openwebui_sweeper"
+RECONCILER = "attune_openwebui_reconciler"
 
 
 class Event:
@@ -68,7 +68,7 @@ class Event:
 
     async def event(self, event: dict[str, Any], __id__: str = "", __app__: Any = None) -> None:
         """Send the feedback that the event is about, and keep comparing the rest."""
-        self._keep_sweeping(__app__, __id__)
+        self._keep_reconciling(__app__, __id__)
         if not event["event"].startswith("feedback."):
             return
         subject = event.get("subject") or {}
@@ -150,8 +150,8 @@ class Event:
             return None
         if self.valves.comments:
             tags = ", ".join(map(str, data.get("tags") or (row.meta or {}).get("tags") or ()))
-            said = {"reason": str(data.get("reason") or ""), "tags": tags}
-            body["metadata"] = {name: value[:512] for name, value in said.items() if value}
+            details = {"reason": str(data.get("reason") or ""), "tags": tags}
+            body["metadata"] = {name: value[:512] for name, value in details.items() if value}
             if data.get("comment"):
                 body["comment"] = str(data["comment"])[:10_000]
         return body
@@ -159,7 +159,7 @@ class Event:
     async def _compare(self, client: httpx.AsyncClient, store: sqlite3.Connection, row: Any) -> None:
         """Send the order of the reply and of other replies to its prompt that were voted on, or withdraw it."""
         own = _find_vote(store, row.user_id, _message_id(row))
-        for message_id in _siblings(row):
+        for message_id in _other_replies(row):
             other = _find_vote(store, row.user_id, message_id)
             if own is None or other is None:
                 continue
@@ -210,17 +210,17 @@ class Event:
             _log_refusal(result["status"], str(result.get("error")))
         return results
 
-    def _keep_sweeping(self, app: Any, function_id: str) -> None:
+    def _keep_reconciling(self, app: Any, function_id: str) -> None:
         """Compare all feedback with what was sent from now on; one task for each process of Open WebUI."""
         state = getattr(app, "state", None)
-        owner, task = getattr(state, SWEEPER, (None, None))
+        owner, task = getattr(state, RECONCILER, (None, None))
         if state is None or (owner is self and not task.done()):
             return
         if task is not None:
             task.cancel()  # of the function as it was before an update
-        setattr(state, SWEEPER, (self, asyncio.create_task(self._sweep(function_id))))
+        setattr(state, RECONCILER, (self, asyncio.create_task(self._reconcile(function_id))))
 
-    async def _sweep(self, function_id: str) -> None:
+    async def _reconcile(self, function_id: str) -> None:
         while True:
             try:
                 function = await Functions.get_function_by_id(function_id)
@@ -255,7 +255,7 @@ def _message_id(row: Any) -> str:
     return str((row.meta or {}).get("message_id") or "")
 
 
-def _siblings(row: Any) -> Iterator[str]:
+def _other_replies(row: Any) -> Iterator[str]:
     """Yield the ids of the other replies to the same prompt."""
     chat = ((row.snapshot or {}).get("chat") or {}).get("chat") or {}
     messages = (chat.get("history") or {}).get("messages") or {}

@@ -48,16 +48,14 @@ class OpenWebUI:
     async def get_function_valves_by_id(self, id: str) -> dict[str, Any]:
         return self.valves
 
-    def vote(self, id: str, message_id: str, rating: int | None, *siblings: str, **data: Any) -> dict[str, Any]:
+    def vote(self, id: str, message_id: str, rating: int | None, *others: str, **data: Any) -> dict[str, Any]:
         """Create or change a row as the page does, and return the event."""
         self.clock += 1
         kind = "updated" if id in self.rows else "created"
-        messages = {
-            name: {"id": name, "parentId": f"prompt-{min((message_id, *siblings))}", "childrenIds": []}
-            for name in (message_id, *siblings)
-        }
-        prompt = f"prompt-{min((message_id, *siblings))}"
-        messages[prompt] = {"id": prompt, "parentId": None, "childrenIds": sorted((message_id, *siblings))}
+        replies = sorted((message_id, *others))
+        prompt = f"prompt-{replies[0]}"
+        messages: dict[str, Any] = {name: {"id": name, "parentId": prompt, "childrenIds": []} for name in replies}
+        messages[prompt] = {"id": prompt, "parentId": None, "childrenIds": replies}
         self.rows[id] = SimpleNamespace(
             id=id,
             user_id=USER,
@@ -102,7 +100,7 @@ def open_webui() -> OpenWebUI:
 @pytest.fixture
 def plugin(open_webui: OpenWebUI, url: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the function as Open WebUI loads it, with its settings."""
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "open_webui": {},
         "open_webui.env": {"DATA_DIR": tmp_path},
         "open_webui.models": {},
@@ -241,16 +239,16 @@ async def test_rows_as_they_come(
     assert await plugin.synchronize() == 0
 
 
-async def test_sweeper_runs_once_in_a_process_and_ends_with_the_function(
+async def test_reconciler_runs_once_in_a_process_and_ends_with_the_function(
     plugin: Any, open_webui: OpenWebUI, harness: Harness
 ) -> None:
     await reply(harness, "m-1")
     app = SimpleNamespace(state=SimpleNamespace())
     open_webui.vote("f-1", "m-1", 1)  # the event of this vote was lost
     await plugin.event({"event": "system.startup.completed"}, "attune_openwebui", app)
-    _, task = app.state.attune_openwebui_sweeper
+    _, task = app.state.attune_openwebui_reconciler
     await plugin.event({"event": "chat.created"}, "attune_openwebui", app)
-    assert app.state.attune_openwebui_sweeper[1] is task
+    assert app.state.attune_openwebui_reconciler[1] is task
     async with asyncio.timeout(20):
         while not await effective(harness):
             await asyncio.sleep(0.02)
@@ -259,7 +257,7 @@ async def test_sweeper_runs_once_in_a_process_and_ends_with_the_function(
     with pytest.raises(asyncio.CancelledError):
         await task
     open_webui.is_active = False
-    _, newer = app.state.attune_openwebui_sweeper
+    _, newer = app.state.attune_openwebui_reconciler
     newer.cancel()
 
 

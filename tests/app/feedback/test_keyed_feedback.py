@@ -220,6 +220,8 @@ async def test_many_keys_in_random_order_are_each_counted_once(harness: Harness)
     for start in range(0, len(sent), 30):
         await harness.api.post("/v1/feedback/batch", json={"items": sent[start : start + 30]})
     async with harness.db.read() as session:
-        query = select(Feedback.turn_id, Feedback.raw_value).where(is_effective()).order_by(Feedback.turn_id)
+        query = (
+            select(Feedback.turn_id, Feedback.raw_value).where(is_effective()).order_by(Feedback.turn_id, Feedback.seq)
+        )
         rows = [tuple(row) for row in await session.execute(query)]
     assert rows == sorted(last.items())

@@ -72,7 +72,7 @@ class OpenWebUI:
             "OPENAI_API_CONFIGS": {"0": {"enable": True, "headers": HEADERS}},
         }
         self.request("POST", "/openai/config/update", form)
-        settings = {"id": model, "base_model_id": None, "name": model, "params": {}}
+        settings: dict[str, Any] = {"id": model, "base_model_id": None, "name": model, "params": {}}
         self.request("POST", "/api/v1/models/create", settings | {"meta": {"capabilities": {"builtin_tools": False}}})
         self.request("GET", "/api/models?refresh=true")
 
@@ -90,27 +90,23 @@ class OpenWebUI:
     ) -> Reply:
         """Send a message, or let a reply be written once more, and wait for the reply."""
         id, user_id = str(uuid.uuid4()), str(uuid.uuid4())
-        before = after or instead_of
-        messages: list[dict[str, Any]] = []
-        if before is not None:
+        history: dict[str, Any] = {}
+        parent_id, children = (after.message_id if after else None), [id]
+        if (before := after or instead_of) is not None:
             history = self.messages(before.chat_id)
-            user_id = before.parent_id if instead_of is not None else user_id
-            last = instead_of.parent_id if instead_of is not None else before.message_id
-            messages = _path(history, last)
-        user_message = {"id": user_id, "parentId": after.message_id if after else None, "childrenIds": [id]}
+        if instead_of is not None:
+            user_id = instead_of.parent_id
+            parent_id, children = history[user_id].get("parentId"), [*history[user_id]["childrenIds"], id]
+        user_message: dict[str, Any] = {"id": user_id, "parentId": parent_id, "childrenIds": children}
         user_message |= {"role": "user", "content": text, "timestamp": int(time.time()), "models": [model]}
-        if instead_of is None:
-            messages = [*messages, {"role": "user", "content": text}]
-        else:
-            user_message["parentId"] = history[user_id].get("parentId")
-            user_message["childrenIds"] = [*history[user_id]["childrenIds"], id]
+        messages = [*_path(history, parent_id), {"role": "user", "content": text}]
         form: dict[str, Any] = {"model": model, "stream": True, "messages": messages, "id": id}
-        form |= {"parent_id": user_message["parentId"], "user_message": user_message, "session_id": "of-the-tests"}
+        form |= {"parent_id": parent_id, "user_message": user_message, "session_id": "of-the-tests"}
         if before is not None:
             form["chat_id"] = before.chat_id
         form["background_tasks"] = {"title_generation": tasks, "tags_generation": tasks, "follow_up_generation": tasks}
         answer = self.request("POST", "/api/chat/completions", form)
-        return self._wait(answer.get("chat_id") or form.get("chat_id"), id, user_id)
+        return self._wait(str(answer.get("chat_id") or form["chat_id"]), id, user_id)
 
     def _wait(self, chat_id: str, id: str, parent_id: str) -> Reply:
         for _ in range(600):

@@ -16,7 +16,7 @@ from tests.support.faulty_api import FaultyApi, error_response
 from tests.support.scripted_engine import serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-SWEEP_SECONDS = 10
+RECONCILE_SECONDS = 10
 TASKS = {"task: title_generation", "task: tags_generation", "task: follow_up_generation"}
 
 
@@ -32,7 +32,7 @@ def open_webui(attune: Running, api: FaultyApi, tmp_path_factory: pytest.TempPat
     with serve(api, lifespan="on") as url, run_open_webui(home) as open_webui:
         open_webui.sign_up()
         open_webui.connect(f"{url}/v1", attune.key, POLICY)
-        open_webui.install_plugin(f"{url}/v1", attune.key, seconds=SWEEP_SECONDS)
+        open_webui.install_plugin(f"{url}/v1", attune.key, seconds=RECONCILE_SECONDS)
         yield open_webui
 
 
@@ -88,8 +88,8 @@ def test_vote_is_given_changed_and_deleted(open_webui: OpenWebUI, record: Record
     [row] = wait_for(record, lambda rows: len(rows) == start + 1)[start:]
     assert (row.kind, row.value, row.turn_id) == ("binary", 1.0, turn.id)
     assert (row.source_kind, row.source_id) == ("HUMAN", f"openwebui:{open_webui.user_id}")
-    said = {"reason": "too_verbose", "comment": "Shorter, please.", "details": {"rating": 3}, "tags": ["hours"]}
-    open_webui.change_vote(vote, reply, -1, POLICY, **said)
+    details = {"reason": "too_verbose", "comment": "Shorter, please.", "details": {"rating": 3}, "tags": ["hours"]}
+    open_webui.change_vote(vote, reply, -1, POLICY, **details)
     row = wait_for(record, lambda rows: len(rows) == start + 2)[-1]
     assert (row.kind, row.comment, row.turn_id) == ("rating", "Shorter, please.", turn.id)
     assert row.request_metadata == {"reason": "too_verbose", "tags": "hours"}
@@ -116,9 +116,9 @@ def test_votes_on_a_regenerated_reply_are_also_compared(open_webui: OpenWebUI, r
 def test_vote_that_is_pressed_while_the_service_is_down_arrives_later(
     open_webui: OpenWebUI, record: Record, api: FaultyApi
 ) -> None:
-    reply, kept = open_webui.ask("Where are you?", POLICY), open_webui.ask("Who are you?", POLICY)
+    reply, other = open_webui.ask("Where are you?", POLICY), open_webui.ask("Who are you?", POLICY)
     start = len(wait_for(record, lambda rows: True))
-    removed = open_webui.vote(kept, 1, POLICY)
+    removed = open_webui.vote(other, 1, POLICY)
     wait_for(record, lambda rows: len(rows) == start + 1)
     api.faults = [error_response(503)] * 2
     open_webui.vote(reply, 1, POLICY)
