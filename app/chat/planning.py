@@ -74,12 +74,23 @@ class RequestContext:
 class WireDetails:
     """What another wire format adds to a chat request.
 
-    `conversation_id`: the conversation that it continues, unless the client names one. `recorded_params`: parameters
-    that a chat request does not have, for the turn's `request_params`.
+    Attributes:
+        conversation_id: The conversation that it continues, unless the client names one.
+        recorded_params: Parameters that a chat request does not have, for the turn's `request_params`.
+        top_k: How many of the most probable tokens may be sampled; None for all.
+        clamps_max_tokens: The request's length limit is a ceiling: beyond the settings' limit, or the room behind the
+            prompt, that is the limit, and the request is not refused.
+        names_stop_text: The client's choices have `matched_stop`, and its chunks the usage so far.
     """
 
     conversation_id: str | None = None
     recorded_params: Mapping[str, Any] = field(default_factory=dict)
+    top_k: int | None = None
+    clamps_max_tokens: bool = False
+    names_stop_text: bool = False
+
+
+NO_DETAILS = WireDetails()
 
 
 @dataclass(frozen=True)
@@ -138,7 +149,7 @@ async def plan_completion(
     """
     router, settings = services.get(VersionRouter), services.get(Settings)
     target = await router.resolve(caller.project_id, request.model)
-    sampling = to_sampling(request, settings)  # first: what follows takes longer for a longer prompt
+    sampling = to_sampling(request, settings, details)  # first: what follows takes longer for a longer prompt
     context = RequestContext.from_request(request, headers, details.conversation_id)
     messages = [message.to_template_message() for message in request.messages]
     parent, retried_turns = await _load_history(services.get(Database), caller, context, messages)
@@ -163,6 +174,7 @@ async def plan_completion(
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         include_usage=request.include_usage,
+        names_stop_text=details.names_stop_text,
         extra_key=model.weights or model.base_model,
         weights=(model.weights or BASE_WEIGHTS) if swaps_weights else None,
     )
@@ -170,7 +182,7 @@ async def plan_completion(
     if parent is not None:
         prompt_ids, reuse_outcome = await reuse_parent_tokens(engine.client, call, messages, parent, model.policy_id)
         call = replace(call, prompt_ids=prompt_ids)
-    if request.max_output_tokens is None:
+    if request.max_output_tokens is None or details.clamps_max_tokens:
         call = await limit_to_room(engine.client, call)
     exclusion_reason = _exclusion_reason(caller, context, sampling, sampled_turn_id)
     calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
@@ -237,12 +249,14 @@ def _choose_engines(
     return first, second if len(engines) > 1 else None
 
 
-def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
+def to_sampling(request: ChatRequest, settings: Settings, details: WireDetails = NO_DETAILS) -> Sampling:
     """Return the engine's sampling parameters. Raises BadRequest when the request exceeds a limit of the settings."""
     if request.n > settings.limits.max_choices:
         raise BadRequest(f"'n' may be at most {settings.limits.max_choices}.", param="n", code="invalid_value")
     max_tokens = request.max_output_tokens
     cap = settings.limits.max_output_tokens
+    if max_tokens is not None and details.clamps_max_tokens:
+        max_tokens = min(max_tokens, cap // request.n)
     if max_tokens is not None and max_tokens * request.n > cap:
         param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
         error = f"One request may ask for at most {cap} tokens over all choices."
@@ -257,6 +271,7 @@ def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
         max_tokens=max_tokens or min(settings.server.default_max_tokens, cap // request.n),
         temperature=request.temperature,
         top_p=request.top_p,
+        top_k=details.top_k or -1,
         stop=request.stop_strings,
         seed=request.seed,
         frequency_penalty=request.frequency_penalty,
@@ -345,7 +360,7 @@ def _exclusion_reason(
         return f"its client repeated the request after {sampled_turn_id}, which is already a sample"
     if sampling.temperature < MIN_TEMPERATURE:
         return "greedy decoding: the reply was not sampled"
-    if sampling.top_p < 1:
+    if sampling.top_p < 1 or sampling.top_k > 0:
         return "top-p or top-k truncated the sampling distribution"
     if sampling.frequency_penalty or sampling.presence_penalty:
         return "penalties changed the sampling distribution"

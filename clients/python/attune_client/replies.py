@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-ID_PREFIXES = ("chatcmpl-", "resp_", "req-")  # the API takes each of them as a completion id
+ID_PREFIXES = ("chatcmpl-", "resp_", "msg_", "req-")  # the API takes each of them as a completion id
 
 
 def completion_id(reply: Any) -> str:
