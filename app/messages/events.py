@@ -192,16 +192,15 @@ def read_input(arguments: str) -> tuple[dict[str, Any], str]:
     the tool's own check of it tells the model.
     """
     try:
-        value, sent = orjson.loads(arguments), arguments
+        value = orjson.loads(arguments)
     except orjson.JSONDecodeError:
-        value, sent = _read_beginning(arguments), ""
+        value = _read_beginning(arguments)
+    if not isinstance(value, dict) or not value:
+        return {}, ""
     try:
-        encoded = orjson.dumps([[[[value]]]])[4:-4].decode()  # orjson reads deeper nesting than it writes
+        return value, orjson.dumps([[[[value]]]])[4:-4].decode()  # orjson reads deeper nesting than it writes
     except orjson.JSONEncodeError:
         return {}, ""
-    if not isinstance(value, dict):
-        return {}, ""
-    return value, sent or (encoded if value else "")
 
 
 def _read_beginning(arguments: str) -> Any:
