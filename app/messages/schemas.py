@@ -185,6 +185,7 @@ class CountRequest(HintedModel):
     inference_geo: str | None = None
     speed: str | None = None
     user_profile_id: str | None = None
+    workspace_id: str | None = None
     diagnostics: dict[str, Any] | None = None
     betas: list[str] | None = None
 

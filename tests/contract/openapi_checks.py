@@ -56,7 +56,7 @@ RULES_BEYOND_THE_SCHEMA = re.compile(
 
 
 class InvalidErrorBody(Failure):
-    """An error body that does not have OpenAI's form."""
+    """An error body that does not have the form of its route."""
 
 
 class RefusedValidData(Failure):
@@ -65,8 +65,8 @@ class RefusedValidData(Failure):
 
 @schemathesis.check
 def error_has_four_keys(ctx: Any, response: Any, case: Any) -> None:
-    if response.status_code >= 400 and (reason := find_body_error(response.content)):
-        raise InvalidErrorBody(operation=case.operation.label, title="Not OpenAI's error", message=reason)
+    if response.status_code >= 400 and (reason := find_body_error(response.content, case.path)):
+        raise InvalidErrorBody(operation=case.operation.label, title="Not an error of the route's form", message=reason)
 
 
 @schemathesis.check

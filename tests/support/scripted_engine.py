@@ -54,6 +54,7 @@ class ScriptedEngine:
     reply_text: str = "We are open from nine to six."
     tool_call: tuple[str, str] | None = None  # a function's name and its arguments; generated instead of the text
     num_tool_calls: int = 1  # number of these tool calls in one reply
+    answers_results: bool = False  # the tool call is generated only where a user's message is the last one, with tools
     finish_reason: str | None = None  # of a reply that reaches its end, instead of "stop" or "tool_calls"
     matched_stop: str | int = END_OF_TURN  # what it reports to have ended a reply
     takes_late_system: bool = True  # its chat template takes a system message behind other messages
@@ -314,7 +315,7 @@ class Reply:
             self.engine.running.pop(self.body["rid"], None)
 
     async def _tokens(self) -> AsyncIterator[tuple[str, float | None]]:
-        words = [] if self.engine.tool_call else re.findall(r"\s*\S+", self.engine.reply_text)
+        words = [] if self.tool_call else re.findall(r"\s*\S+", self.engine.reply_text)
         script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
         begun = self.body.get("lora_path") or self.engine.generating_weights
         hash_so_far = hash_ids(self.prompt_ids, zlib.crc32(repr(begun).encode()))
@@ -343,7 +344,12 @@ class Reply:
             self.output_ids.append(token)
             self.logprobs.append(None if at == self.engine.nan_at else value)
             yield word, self.logprobs[-1]
-        self.finish_reason = self.engine.finish_reason or ("tool_calls" if self.engine.tool_call else "stop")
+        self.finish_reason = self.engine.finish_reason or ("tool_calls" if self.tool_call else "stop")
+
+    @property
+    def tool_call(self) -> tuple[str, str] | None:
+        is_answer = self.body["messages"][-1]["role"] == "tool" or not self.body.get("tools")
+        return None if self.engine.answers_results and is_answer else self.engine.tool_call
 
     def _sent_logprobs(self) -> list[float | None]:
         return self.logprobs[:-1] if self.engine.omit_last_logprob else self.logprobs
@@ -385,9 +391,9 @@ class Reply:
         yield b"data: [DONE]\n\n"
 
     def _tool_calls(self) -> list[dict[str, Any]] | None:
-        if self.engine.tool_call is None:
+        if self.tool_call is None:
             return None
-        name, arguments = self.engine.tool_call
+        name, arguments = self.tool_call
         function = {"name": name, "arguments": arguments}
         return [
             {"id": f"call_{at + 1}", "index": at, "type": "function", "function": function}

@@ -65,7 +65,7 @@ async def test_json_lines_name_the_request_turn_policy_and_version(harness: Harn
         response = await asyncio.create_task(harness.api.post("/v1/responses", json=body))
         logging.getLogger("attune.other").error("no request", exc_info=ValueError("wrong"))
         failure, other = map(json.loads, lines())
-    assert failure["message"].startswith("response chatcmpl-") and failure["level"] == "WARNING"
+    assert failure["message"].startswith("the stream of chatcmpl-") and failure["level"] == "WARNING"
     assert (failure["role"], failure["logger"]) == ("api", "attune.chat")
     assert failure["request_id"] == response.headers["x-request-id"]
     assert failure["turn"] == response.headers["x-completion-id"]

@@ -171,8 +171,10 @@ def test_end_user_is_user_id_and_hashed_if_it_is_long() -> None:
 def test_hints_change_nothing() -> None:
     hints: dict[str, Any] = {
         "thinking": {"type": "adaptive"}, "context_management": {"edits": []}, "betas": ["x-2026-01-01"],
-        "cache_control": {"type": "ephemeral"}, "output_config": {"effort": "high"}, "service_tier": "auto",
-        "speed": "fast", "inference_geo": "eu", "user_profile_id": "up_1", "diagnostics": {}, "container": None,
+        "cache_control": {"type": "ephemeral"}, "output_config": {"effort": "high"},
+        "service_tier": "auto",
+        "speed": "fast", "workspace_id": "w_1", "inference_geo": "eu", "user_profile_id": "up_1",
+        "diagnostics": {}, "container": None,
         "mcp_servers": [], "system": None, "tools": None, "tool_choice": None, "stop_sequences": None,
         "temperature": None, "top_p": None, "top_k": None, "metadata": None, "stream": None, "output_format": None,
     }  # fmt: skip
