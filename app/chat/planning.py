@@ -6,7 +6,7 @@ Sampling parameters have limits, and some of them exclude a turn from training.
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -26,6 +26,7 @@ from app.chat.conversations import (
 from app.chat.histories import History
 from app.chat.schemas import SEED_LIMIT, ChatRequest
 from app.chat.turn_writer import EngineWeights, TurnStart
+from app.chat.wire_details import NO_DETAILS, WireDetails
 from app.core.database import Database, now
 from app.core.errors import BadRequest
 from app.core.http import Services
@@ -68,29 +69,6 @@ class RequestContext:
         num_retries = int(count) if count.isdecimal() and len(count) < 4 else 0
         task = tasks.find_task(request, headers)
         return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries, task)
-
-
-@dataclass(frozen=True)
-class WireDetails:
-    """What another wire format adds to a chat request.
-
-    Attributes:
-        conversation_id: The conversation that it continues, unless the client names one.
-        recorded_params: Parameters that a chat request does not have, for the turn's `request_params`.
-        top_k: How many of the most probable tokens may be sampled; None for all.
-        clamps_max_tokens: The request's length limit is a ceiling: beyond the settings' limit, or the room behind the
-            prompt, that is the limit, and the request is not refused.
-        names_stop_text: The client's choices have `matched_stop`, and its chunks the usage so far.
-    """
-
-    conversation_id: str | None = None
-    recorded_params: Mapping[str, Any] = field(default_factory=dict)
-    top_k: int | None = None
-    clamps_max_tokens: bool = False
-    names_stop_text: bool = False
-
-
-NO_DETAILS = WireDetails()
 
 
 @dataclass(frozen=True)

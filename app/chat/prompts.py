@@ -1,7 +1,9 @@
 """Ask an engine about the prompt of a request without generating: how many tokens it has, what its template takes."""
 
-from app.chat.planning import WireDetails, to_sampling
+from app.chat.planning import to_sampling
 from app.chat.schemas import ChatRequest
+from app.chat.wire_details import WireDetails
+from app.core.errors import Unavailable
 from app.core.http import Services
 from app.core.settings import Settings
 from app.deployments.version_router import RequestIdentity, VersionRouter
@@ -23,8 +25,15 @@ async def find_engine(services: Services, caller: Caller, model: str) -> EngineC
 
 
 async def takes_late_system(services: Services, caller: Caller, model: str) -> bool:
-    """Return whether the model's chat template takes a system message behind other messages. Raises as find_engine."""
-    return await system_messages.takes_late_system(await find_engine(services, caller, model))
+    """Return whether the model's chat template takes a system message behind other messages. Raises NotFound.
+
+    Without an engine it does: what follows says what is missing, or waits for it.
+    """
+    try:
+        engine = await find_engine(services, caller, model)
+    except Unavailable:
+        return True
+    return await system_messages.takes_late_system(engine)
 
 
 async def count_prompt_tokens(services: Services, caller: Caller, request: ChatRequest) -> int:

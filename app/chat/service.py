@@ -17,9 +17,10 @@ from alignment.signals.rules import length_penalty
 from app.chat import conversations
 from app.chat.fanout import StreamFanout, UnaryFanout, sum_usage
 from app.chat.histories import count_common
-from app.chat.planning import NO_DETAILS, Plan, WireDetails, plan_completion
+from app.chat.planning import Plan, plan_completion
 from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnWriter
+from app.chat.wire_details import NO_DETAILS, WireDetails
 from app.core.errors import AttuneError, database_unavailable, is_database_outage
 from app.core.http import services_of, settings_of
 from app.core.request_log import add_log_fields

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from app.chat import prompts, service
-from app.chat.planning import WireDetails
 from app.chat.schemas import ChatRequest, parse_chat_request
 from app.chat.typed_events import typed_event_stream
-from app.core.errors import AttuneError
+from app.chat.wire_details import WireDetails
+from app.core.errors import AttuneError, Unavailable
 from app.core.http import EVENT_STREAM, json_body, json_response, services_of
 from app.messages.errors import RESPONSES as ERROR_RESPONSES
 from app.messages.events import MessageEvents, render_message
@@ -42,10 +43,10 @@ def rename_parameters() -> Iterator[None]:
     try:
         yield
     except AttuneError as error:
-        name = RENAMED_PARAMETERS.get(error.param or "", error.param or "")
-        error.message = error.message.replace(f"'{error.param}'", f"'{name}'")
-        if name and name not in error.message:
-            error.message = f"{name}: {error.message}"
+        if error.param is not None:
+            name = RENAMED_PARAMETERS.get(error.param, error.param)
+            message = error.message.replace(f"'{error.param}'", f"'{name}'")
+            error.message = message if name in message else f"{name}: {message}"
         raise
 
 
@@ -67,7 +68,12 @@ async def create_message(
         chat_request = await to_chat_request(request, caller, body)
         if not body.stream:
             completed = await service.complete(request, caller, chat_request, details)
-            message = render_message(completed.content, body.stop_sequences, id)
+            try:
+                message = render_message(completed.content, body.stop_sequences)
+            except Unavailable as error:
+                if await request.is_disconnected():
+                    raise ClientDisconnect from error
+                raise
             return json_response(message, headers={**completed.headers, "request-id": id})
         reply = await service.stream(request, caller, chat_request, details)
     events = MessageEvents(reply.headers["x-completion-id"], reply.headers["x-policy-version"], body.stop_sequences, id)

@@ -20,18 +20,18 @@ TYPES = {
 TOO_LONG = "prompt is too long"
 
 
-class ErrorDetail(BaseModel):
+class MessagesErrorDetail(BaseModel):
     type: str
     message: str
 
 
-class ErrorBody(BaseModel):
+class MessagesErrorBody(BaseModel):
     type: Literal["error"]
-    error: ErrorDetail
+    error: MessagesErrorDetail
     request_id: str
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in ERROR_RESPONSES}
+RESPONSES: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorBody} for status in ERROR_RESPONSES}
 
 
 def error_type(status: int) -> str:

@@ -24,9 +24,7 @@ PING_SECONDS = 5.0
 INCOMPLETE = "The reply ended before it was complete."
 
 
-def render_message(
-    completion: dict[str, Any], stop_sequences: Sequence[str] | None, request_id: str = ""
-) -> dict[str, Any]:
+def render_message(completion: dict[str, Any], stop_sequences: Sequence[str] | None) -> dict[str, Any]:
     """Return a whole chat completion as a message: the one that the stream of the same reply adds up to.
 
     Raises Unavailable if the engine ended the reply before it was complete.
@@ -34,7 +32,7 @@ def render_message(
     [choice] = completion["choices"]
     message = choice["message"]
     calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls") or ())]
-    events = MessageEvents(completion["id"], completion["model"], stop_sequences, request_id)
+    events = MessageEvents(completion["id"], completion["model"], stop_sequences)
     delta = message | {"tool_calls": calls}
     events.add_chunk({"choices": [choice | {"delta": delta}], "usage": completion["usage"]})
     if events.finish()[-1]["type"] == "error":

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from app.chat import service
-from app.chat.planning import WireDetails
 from app.chat.schemas import ChatRequest, parse_chat_request
 from app.chat.typed_events import typed_event_stream
+from app.chat.wire_details import WireDetails
 from app.core.errors import ERROR_RESPONSES, AttuneError
 from app.core.http import EVENT_STREAM, json_body, json_response
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller

@@ -54,7 +54,8 @@ class ScriptedEngine:
     reply_text: str = "We are open from nine to six."
     tool_call: tuple[str, str] | None = None  # a function's name and its arguments; generated instead of the text
     num_tool_calls: int = 1  # number of these tool calls in one reply
-    answers_results: bool = False  # the tool call is generated only where a user's message is the last one, with tools
+    text_before_call: bool = False  # the text is generated before the tool call
+    answers_results: bool = False  # the tool call is generated only with tools, and before the first result of one
     finish_reason: str | None = None  # of a reply that reaches its end, instead of "stop" or "tool_calls"
     matched_stop: str | int = END_OF_TURN  # what it reports to have ended a reply
     takes_late_system: bool = True  # its chat template takes a system message behind other messages
@@ -315,7 +316,8 @@ class Reply:
             self.engine.running.pop(self.body["rid"], None)
 
     async def _tokens(self) -> AsyncIterator[tuple[str, float | None]]:
-        words = [] if self.tool_call else re.findall(r"\s*\S+", self.engine.reply_text)
+        has_text = self.tool_call is None or self.engine.text_before_call
+        words = re.findall(r"\s*\S+", self.engine.reply_text) if has_text else []
         script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
         begun = self.body.get("lora_path") or self.engine.generating_weights
         hash_so_far = hash_ids(self.prompt_ids, zlib.crc32(repr(begun).encode()))
@@ -348,8 +350,9 @@ class Reply:
 
     @property
     def tool_call(self) -> tuple[str, str] | None:
-        is_answer = self.body["messages"][-1]["role"] == "tool" or not self.body.get("tools")
-        return None if self.engine.answers_results and is_answer else self.engine.tool_call
+        has_result = any(message["role"] == "tool" for message in self.body["messages"])
+        is_text = self.engine.answers_results and (has_result or not self.body.get("tools"))
+        return None if is_text else self.engine.tool_call
 
     def _sent_logprobs(self) -> list[float | None]:
         return self.logprobs[:-1] if self.engine.omit_last_logprob else self.logprobs
