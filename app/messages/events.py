@@ -76,12 +76,14 @@ class MessageEvents:
         self._sent_at = 0.0
 
     def start(self) -> list[Event]:
-        """Return nothing: the first chunk says how many tokens the prompt has, which the first event must."""
+        """Return nothing: the first event says how many tokens the prompt has, which a chunk with usage tells."""
         return []
 
     def add_chunk(self, chunk: dict[str, Any]) -> list[Event]:
         if usage := chunk.get("usage"):
             self.message["usage"] = message_usage(usage)
+        elif not self._is_started and not any(map(_has_output, chunk["choices"])):
+            return []  # the engine's first chunk has neither text nor usage
         events = [] if self._is_started else self._start()
         for choice in chunk["choices"]:
             delta = choice["delta"]
@@ -181,6 +183,11 @@ class MessageEvents:
     @property
     def _index(self) -> int:
         return len(self.message["content"]) - 1
+
+
+def _has_output(choice: dict[str, Any]) -> bool:
+    delta = choice["delta"]
+    return bool(delta.get("content") or delta.get("tool_calls") or choice.get("finish_reason"))
 
 
 def read_input(arguments: str) -> tuple[dict[str, Any], str]:

@@ -414,7 +414,7 @@ class Reply:
             "matched_stop": None if finish_reason is None else self.engine.matched_stop,
         }
         frame = self._frame("chat.completion.chunk")
-        if (self.body.get("stream_options") or {}).get("continuous_usage_stats"):
+        if (self.body.get("stream_options") or {}).get("continuous_usage_stats") and "role" not in delta:
             frame["usage"] = self._usage()
         return encode_event(frame | {"choices": [choice]})
 

@@ -33,7 +33,7 @@ def stream(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
     first, *others = chunks
     events = MessageEvents(ID, "shop@v3", STOP, "req-1")
     sent = events.start()
-    for piece in (first | {"usage": USAGE | {"completion_tokens": 1}}, *others):
+    for piece in (chunk({"role": "assistant"}), first | {"usage": USAGE | {"completion_tokens": 1}}, *others):
         sent += events.add_chunk(piece)
     sent += events.finish()
     assert events.message == put_together(sent)
