@@ -141,7 +141,7 @@ class MessageEvents:
         events = []
         if not (self._is_open and self.message["content"][-1]["type"] == kind):
             # Only what Anthropic signed has a signature; Claude Code drops a block whose signature it cannot check.
-            block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            block: dict[str, Any] = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
             events = [*self._close_block(), *self._open_block(block)]
         if not text:
             return events
@@ -155,8 +155,8 @@ class MessageEvents:
         function, events = piece.get("function") or {}, []
         if self._call_index != piece["index"]:
             events = [*self._flush_text(), *self._close_block()]
-            block = {"type": "tool_use", "id": piece.get("id") or "", "name": function.get("name") or "", "input": {}}
-            events += self._open_block(block)
+            name = function.get("name") or ""
+            events += self._open_block({"type": "tool_use", "id": piece.get("id") or "", "name": name, "input": {}})
             self._call_index = piece["index"]
         self._arguments += function.get("arguments") or ""
         return events

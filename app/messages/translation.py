@@ -79,7 +79,7 @@ def to_end_user(user_id: str | None) -> str | None:
 
 
 def _to_chat_tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "parameters": tool.input_schema}
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     optional = {"description": tool.description, "strict": tool.strict}
     function |= {name: value for name, value in optional.items() if value is not None}
     return {"type": "function", "function": function}

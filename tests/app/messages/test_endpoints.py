@@ -52,8 +52,8 @@ async def turn_of(harness: Harness, message: dict[str, Any]) -> Turn:
 
 @both_modes
 async def test_message_is_recorded_as_completion(harness: Harness, scripted: ScriptedEngine, stream: bool) -> None:
-    fields = {"system": "Be kind.", "temperature": 0.7, "metadata": {"user_id": "ada", "visit": "1"}, "stream": stream}
-    response = await ask(harness, **fields)
+    metadata = {"user_id": "ada", "visit": "1"}
+    response = await ask(harness, system="Be kind.", temperature=0.7, metadata=metadata, stream=stream)
     message = read_message(response)
     turn = await turn_of(harness, message)
     assert response.headers["x-completion-id"] == turn.id and response.headers["x-policy-version"] == "shop@v0"

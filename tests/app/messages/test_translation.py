@@ -147,13 +147,14 @@ def test_tool_choice_is_converted() -> None:
 @pytest.mark.parametrize("field", ["output_config", "output_format"])
 def test_output_format_becomes_response_format(field: str) -> None:
     format = {"type": "json_schema", "schema": {"type": "object"}}
+    fields: dict[str, Any]
     fields = {"output_config": {"effort": "low", "format": format}} if field == "output_config" else {field: format}
     json_schema = {"name": "output", "schema": {"type": "object"}, "strict": True}
     assert to_chat(**fields)["response_format"] == {"type": "json_schema", "json_schema": json_schema}
 
 
 def test_parameters_are_copied() -> None:
-    fields = {"temperature": 0.5, "top_p": 0.9, "stop_sequences": ["END"]}
+    fields: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "stop_sequences": ["END"]}
     copied = {"temperature": 0.5, "top_p": 0.9, "stop": ["END"], "max_completion_tokens": 50}
     assert to_chat(**fields).items() >= copied.items()
     assert to_chat(stream=True)["stream_options"] == {"include_usage": True}
