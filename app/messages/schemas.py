@@ -5,7 +5,7 @@ Content blocks ignore unknown fields: clients send a reply's blocks back with ci
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, StrictBool, Tag, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag, field_validator
 
 from app.chat.schemas import FUNCTION_NAME, MAX_STOP_CHARS, MetadataKey, Schema
 from app.chat.vendor_hints import HintedModel
@@ -126,6 +126,13 @@ class Tool(HintedModel):
 
 class ServerTool(BaseModel):
     """A tool that Anthropic's service runs, or whose schema its models know: it has a type and no schema. Skipped."""
+
+    # What `tool_kind` says, for the OpenAPI document.
+    model_config = ConfigDict(
+        json_schema_extra={
+            "not": {"anyOf": [{"required": ["input_schema"]}, {"properties": {"type": {"const": "custom"}}}]}
+        }
+    )
 
     type: str
     name: str = Field(min_length=1, max_length=128)

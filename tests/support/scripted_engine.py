@@ -58,6 +58,7 @@ class ScriptedEngine:
     answers_results: bool = False  # the tool call is generated only with tools, and before the first result of one
     finish_reason: str | None = None  # of a reply that reaches its end, instead of "stop" or "tool_calls"
     matched_stop: str | int = END_OF_TURN  # what it reports to have ended a reply
+    context_length: int | None = None  # the tokens of a prompt and its reply, if it says so
     takes_late_system: bool = True  # its chat template takes a system message behind other messages
     refuse_status: int | None = None  # status of the response to every request
     hang: bool = False  # every request waits forever
@@ -129,7 +130,9 @@ class ScriptedEngine:
         return await self._health(request)
 
     async def _models(self, request: Request) -> Response:
-        models = [{"id": BASE, "object": "model", "parent": None}]
+        models: list[dict[str, Any]] = [{"id": BASE, "object": "model", "parent": None}]
+        if self.context_length is not None:
+            models[0]["max_model_len"] = self.context_length
         models += [
             {"id": name, "object": "model", "root": path, "parent": BASE} for name, path in self.adapters.items()
         ]

@@ -199,6 +199,14 @@ async def test_length_limit_is_a_ceiling(harness: Harness, scripted: ScriptedEng
     assert refused.status_code == 400
 
 
+async def test_room_behind_the_prompt_is_the_ceiling(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.context_length = 120
+    turn = await turn_of(harness, read_message(await ask(harness, max_tokens=5000)))
+    assert turn.sampling["max_tokens"] == 120 - len(await harness.prompt_ids(turn.id)) > 0
+    response = await ask(harness, system="x" * 200)
+    assert_error(response, 400, "invalid_request_error", "prompt is too long: messages: The prompt has")
+
+
 async def test_top_k_is_sampled_from_and_excludes_turn(harness: Harness, scripted: ScriptedEngine) -> None:
     turn = await turn_of(harness, read_message(await ask(harness, top_k=5)))
     assert turn.sampling["top_k"] == 5 == scripted.requests[-1]["top_k"]
