@@ -10,9 +10,12 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.chat.endpoints import router as chat
+from app.chat.model_endpoints import router as models
 from app.chat.turn_writer import TurnWriter
 from app.console import application as console
 from app.console.sign_in import link_router as console_links
@@ -38,6 +41,8 @@ from app.feedback.feedback_writer import FeedbackWriter
 from app.feedback.token_counts import TokenCounter
 from app.feedback.vote_endpoints import router as votes
 from app.inference.client import EnginePool, load_engine_keys
+from app.messages.endpoints import router as messages
+from app.messages.errors import error_body as messages_error
 from app.models import new_id
 from app.ops.adapter_files import router as adapter_files
 from app.ops.audit import router as audit
@@ -69,11 +74,12 @@ STAINLESS_HEADERS = (
 )
 CORS_REQUEST_HEADERS = [
     *("authorization", "content-type", "idempotency-key", "x-conversation-id"),
+    *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
     *("openai-organization", "openai-project", "user-agent"),
     *(f"x-stainless-{name}" for name in STAINLESS_HEADERS.split()),
 ]
 CORS_RESPONSE_HEADERS = [
-    *("x-request-id", "x-completion-id", "x-conversation-id", "x-policy-version"),
+    *("x-request-id", "request-id", "x-completion-id", "x-conversation-id", "x-policy-version"),
     *("idempotent-replayed", "retry-after", "x-rows", "x-rows-left-out", "x-columns-left-out"),
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 ]
@@ -83,13 +89,21 @@ ADMIN_ROUTERS = (
     console_links,
 )
 # `turns` comes before `feedback`, whose ids would match the path of its search.
-APPLICATION_ROUTERS = (chat, responses, turns, feedback, policies, policy_changes, projects, datasets)
+APPLICATION_ROUTERS = (chat, models, responses, messages, turns, feedback, policies, policy_changes, projects, datasets)
 OPERATION_ROUTERS = (status, event_stream, metrics, adapter_files)
 
 _router = APIRouter()
 for domain_router in (*ADMIN_ROUTERS, *APPLICATION_ROUTERS, *OPERATION_ROUTERS):
     document_json_bodies(domain_router.routes)
     _router.include_router(domain_router)
+
+
+async def answer_probe(request: Request) -> Response:
+    """Claude Code asks for the root before its first request."""
+    return Response()
+
+
+_router.add_route("/", answer_probe, methods=["HEAD"], include_in_schema=False)
 ROUTES = _router.routes  # FastAPI prepares them once, on first use, for every app of the process
 
 
@@ -206,7 +220,7 @@ def create_app(settings: Settings) -> Api:
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,
     )
-    errors.install_error_handlers(app)
+    errors.install_error_handlers(app, {messages.prefix: messages_error})
     if settings.server.console:
         app.mount(console.PATH, console.create_console(app.services))
     return app

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/models. Every completion is stored: it can be read, listed, changed and deleted."""
+"""/v1/chat/completions. Every completion is stored: it can be read, listed, changed and deleted."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -16,10 +16,7 @@ from app.chat.schemas import Choice, CompletionView, MetadataKey, MetadataValue,
 from app.core.errors import ERROR_RESPONSES, AttuneError, BadRequest, NotFound
 from app.core.http import EVENT_STREAM, StrictModel, json_body, json_response
 from app.core.pagination import Page
-from app.deployments.version_router import resolve_model
 from app.models import AuditAction, Policy, Turn, TurnState, Version, record_audit, to_completion_id
-from app.policies import repository as policies
-from app.policies import service as policy_service
 from app.policies.references import version_name
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
 
@@ -27,23 +24,10 @@ router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": EVENT_STREAM, "description": "a completion, or a stream of chunks"}
 }
-ModelName = Annotated[str, Path(min_length=1, max_length=128)]
 CompletionId = Annotated[str, Path(min_length=1, max_length=255), AfterValidator(to_completion_id)]
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(min_length=1, max_length=255)]
 Order = Literal["asc", "desc"]
-
-
-class ModelView(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "attune"
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelView]
 
 
 class StoredChoice(Choice):
@@ -234,26 +218,6 @@ async def delete_completion(completion_id: CompletionId, caller: ChatCaller, db:
 
     await db.retry_on_deadlock(erase)
     return DeletedCompletion(id=completion_id)
-
-
-@router.get("/models")
-async def list_models(caller: ChatCaller, db: DatabaseDep) -> ModelList:
-    """List the policies, then each version that an engine holds and a request can name."""
-    async with db.read() as session:
-        rows = await policies.list_policies(session, caller.project_id)
-        versions = await policy_service.list_loaded_versions(session, caller.project_id)
-    policy_views = [ModelView(id=row.name, created=int(row.created_at)) for row in rows]
-    version_views = [
-        ModelView(id=version_name(policy, version), created=int(version.created_at)) for policy, version in versions
-    ]
-    return ModelList(data=policy_views + version_views)
-
-
-@router.get("/models/{name}")
-async def get_model(name: ModelName, caller: ChatCaller, db: DatabaseDep) -> ModelView:
-    """Return one model: a policy (`assistant`) or a version (`assistant@v12`, `assistant@previous`)."""
-    version = await db.run_read(lambda connection: resolve_model(connection, caller.project_id, name))
-    return ModelView(id=name, created=int(version.created_at))
 
 
 def parse_metadata_filter(query: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ Sampling parameters have limits, and some of them exclude a turn from training.
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -27,6 +27,7 @@ from app.chat.histories import History
 from app.chat.identity_headers import add_identity
 from app.chat.schemas import SEED_LIMIT, ChatRequest
 from app.chat.turn_writer import EngineWeights, TurnStart
+from app.chat.wire_details import NO_DETAILS, WireDetails
 from app.core.database import Database, now
 from app.core.errors import BadRequest
 from app.core.http import Services
@@ -69,18 +70,6 @@ class RequestContext:
         num_retries = int(count) if count.isdecimal() and len(count) < 4 else 0
         task = tasks.find_task(request, headers)
         return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries, task)
-
-
-@dataclass(frozen=True)
-class WireDetails:
-    """What another wire format adds to a chat request.
-
-    `conversation_id`: the conversation that it continues, unless the client names one. `recorded_params`: parameters
-    that a chat request does not have, for the turn's `request_params`.
-    """
-
-    conversation_id: str | None = None
-    recorded_params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,7 +129,7 @@ async def plan_completion(
     router, settings = services.get(VersionRouter), services.get(Settings)
     request = add_identity(request, headers)
     target = await router.resolve(caller.project_id, request.model)
-    sampling = to_sampling(request, settings)  # first: what follows takes longer for a longer prompt
+    sampling = to_sampling(request, settings, details)  # first: what follows takes longer for a longer prompt
     context = RequestContext.from_request(request, headers, details.conversation_id)
     messages = [message.to_template_message() for message in request.messages]
     parent, retried_turns = await _load_history(services.get(Database), caller, context, messages)
@@ -165,6 +154,7 @@ async def plan_completion(
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs,
         include_usage=request.include_usage,
+        names_stop_text=details.names_stop_text,
         extra_key=model.weights or model.base_model,
         weights=(model.weights or BASE_WEIGHTS) if swaps_weights else None,
     )
@@ -172,7 +162,7 @@ async def plan_completion(
     if parent is not None:
         prompt_ids, reuse_outcome = await reuse_parent_tokens(engine.client, call, messages, parent, model.policy_id)
         call = replace(call, prompt_ids=prompt_ids)
-    if request.max_output_tokens is None:
+    if request.max_output_tokens is None or details.clamps_max_tokens:
         call = await limit_to_room(engine.client, call)
     exclusion_reason = _exclusion_reason(caller, context, sampling, sampled_turn_id)
     calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
@@ -239,12 +229,14 @@ def _choose_engines(
     return first, second if len(engines) > 1 else None
 
 
-def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
+def to_sampling(request: ChatRequest, settings: Settings, details: WireDetails = NO_DETAILS) -> Sampling:
     """Return the engine's sampling parameters. Raises BadRequest when the request exceeds a limit of the settings."""
     if request.n > settings.limits.max_choices:
         raise BadRequest(f"'n' may be at most {settings.limits.max_choices}.", param="n", code="invalid_value")
     max_tokens = request.max_output_tokens
     cap = settings.limits.max_output_tokens
+    if max_tokens is not None and details.clamps_max_tokens:
+        max_tokens = min(max_tokens, cap // request.n)
     if max_tokens is not None and max_tokens * request.n > cap:
         param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
         error = f"One request may ask for at most {cap} tokens over all choices."
@@ -259,6 +251,7 @@ def to_sampling(request: ChatRequest, settings: Settings) -> Sampling:
         max_tokens=max_tokens or min(settings.server.default_max_tokens, cap // request.n),
         temperature=request.temperature,
         top_p=request.top_p,
+        top_k=details.top_k or -1,
         stop=request.stop_strings,
         seed=request.seed,
         frequency_penalty=request.frequency_penalty,
@@ -347,7 +340,7 @@ def _exclusion_reason(
         return f"its client repeated the request after {sampled_turn_id}, which is already a sample"
     if sampling.temperature < MIN_TEMPERATURE:
         return "greedy decoding: the reply was not sampled"
-    if sampling.top_p < 1:
+    if sampling.top_p < 1 or sampling.top_k > 0:
         return "top-p or top-k truncated the sampling distribution"
     if sampling.frequency_penalty or sampling.presence_penalty:
         return "penalties changed the sampling distribution"

@@ -17,9 +17,10 @@ from alignment.signals.rules import length_penalty
 from app.chat import conversations
 from app.chat.fanout import StreamFanout, UnaryFanout, sum_usage
 from app.chat.histories import count_common
-from app.chat.planning import Plan, WireDetails, plan_completion
+from app.chat.planning import Plan, plan_completion
 from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnWriter
+from app.chat.wire_details import NO_DETAILS, WireDetails
 from app.core.errors import AttuneError, database_unavailable, is_database_outage
 from app.core.http import services_of, settings_of
 from app.core.request_log import add_log_fields
@@ -34,7 +35,6 @@ from app.projects.auth import Caller
 log = logging.getLogger("attune.chat")
 CLIENT_DISCONNECT = "client_disconnect"
 REFUSED = "refused"
-NO_DETAILS = WireDetails()
 RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 0.02, 0.25
 T = TypeVar("T")
 F = TypeVar("F", UnaryFanout, StreamFanout)
@@ -289,6 +289,7 @@ def _completion_body(plan: Plan, completions: Sequence[Completion]) -> dict[str,
             "message": {"refusal": None, **completion.capture.message},
             "logprobs": completion.logprobs,
             "finish_reason": completion.capture.finish_reason,
+            **({"matched_stop": completion.matched_stop} if plan.calls[index].names_stop_text else {}),
         }
         for index, completion in enumerate(completions)
     ]

@@ -12,7 +12,7 @@ from app.cli.options import Json, parse_json
 from app.cli.output import Column, Row, format_time, print_list, print_object
 
 feedback = typer.Typer(no_args_is_help=True, help="Give feedback on replies, and look up what became of it.")
-CompletionId = Annotated[str, typer.Argument(metavar="COMPLETION", help="chatcmpl-… or resp_…")]
+CompletionId = Annotated[str, typer.Argument(metavar="COMPLETION", help="chatcmpl-…, resp_… or msg_…")]
 THUMBS = {"up": True, "down": False, "+1": True, "-1": False, "true": True, "false": False}
 LIST_COLUMNS = (
     Column("id", "id", no_wrap=True),

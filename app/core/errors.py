@@ -1,4 +1,4 @@
-"""Errors of the API: a message and an HTTP status, always with a body of OpenAI's form.
+"""Errors of the API: a message and an HTTP status, with a body of OpenAI's form but where a wire has its own.
 
 AttuneError
 ├── BadRequest            400
@@ -16,6 +16,7 @@ AttuneError
 
 import logging
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -64,9 +65,10 @@ class AttuneError(Exception):
         """Return the response body. It always has all four keys."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
+    def response(self, body: dict[str, Any] | None = None) -> Response:
+        """Return the response. `body`: in another form than OpenAI's."""
         headers = self.headers if self.status not in PERMANENT else {**self.headers, "x-should-retry": "false"}
-        return Response(orjson.dumps(self.body()), self.status, headers, media_type="application/json")
+        return Response(orjson.dumps(body or self.body()), self.status, headers, media_type="application/json")
 
 
 class BadRequest(AttuneError):
@@ -172,30 +174,49 @@ def _unknown_route(request: Request) -> str:
     return f"There is no route '{request.method} {path[:MAX_PATH_CHARS]}': {instead}."
 
 
-def install_error_handlers(api: FastAPI) -> None:
-    """Install the handlers that turn every exception into an error response."""
+# Returns an error's body in another form than OpenAI's, from the error and the request's id.
+ErrorForm = Callable[[AttuneError, str], dict[str, Any]]
+
+
+def install_error_handlers(api: FastAPI, forms: Mapping[str, ErrorForm] | None = None) -> None:
+    """Install the handlers that turn every exception into an error response.
+
+    `forms`: the form of errors at an address and below it, where that is not OpenAI's. Those responses have the header
+    `request-id` as well.
+    """
+
+    def respond(request: Request, error: AttuneError) -> Response:
+        path, id = request.url.path, request.state.request_id
+        form = next((form for at, form in (forms or {}).items() if path == at or path.startswith(f"{at}/")), None)
+        if form is None:
+            return error.response()
+        error.headers["request-id"] = id
+        return error.response(form(error, id))
 
     @api.exception_handler(AttuneError)
     async def handle_attune_error(request: Request, error: AttuneError) -> Response:
-        return error.response()
+        return respond(request, error)
 
     @api.exception_handler(RequestValidationError)
     async def handle_invalid_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         param = parameter_name(first)
-        return BadRequest(f"{param}: {describe(first)}", param=param, code="invalid_value").response()
+        return respond(request, BadRequest(f"{param}: {describe(first)}", param=param, code="invalid_value"))
 
     @api.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
+        methods = _allowed_methods(request) if error.status_code == 405 else set()
         is_unknown_route = error.status_code == 404 and error.detail == "Not Found"
+        if error.status_code == 405 and not methods:  # only a probe of the root is answered there
+            error, is_unknown_route = HTTPException(404), True
         message = _unknown_route(request) if is_unknown_route else str(error.detail)
         attune_error = AttuneError(message, code=f"http_{error.status_code}")
         attune_error.status = error.status_code
         if error.status_code == 405:
-            attune_error.headers["allow"] = ", ".join(sorted(_allowed_methods(request)))
+            attune_error.headers["allow"] = ", ".join(sorted(methods))
         else:
             attune_error.headers |= error.headers or {}
-        return attune_error.response()
+        return respond(request, attune_error)
 
     @api.exception_handler(ClientDisconnect)
     async def handle_client_disconnect(request: Request, error: ClientDisconnect) -> Response:
@@ -207,7 +228,7 @@ def install_error_handlers(api: FastAPI) -> None:
         unexpected = AttuneError("Attune failed on this request; the failure is logged.", code="internal")
         unexpected.type = "server_error"
         unexpected.headers["x-request-id"] = request.state.request_id  # this handler runs outside of the middleware
-        return unexpected.response()
+        return respond(request, unexpected)
 
     @api.exception_handler(OperationalError)
     @api.exception_handler(PoolTimeout)
@@ -218,7 +239,7 @@ def install_error_handlers(api: FastAPI) -> None:
         if not is_database_outage(error):
             raise error  # a programming error
         log.warning("the database failed a request: %s", error)
-        return database_unavailable().response()
+        return respond(request, database_unavailable())
 
 
 def is_database_outage(error: BaseException) -> bool:

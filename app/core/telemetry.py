@@ -13,6 +13,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 TIMED_ROUTES = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "responses",
+    "/v1/messages": "messages",
     "/v1/feedback": "feedback",
     "/v1/feedback/batch": "feedback_batch",
 }

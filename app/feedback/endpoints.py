@@ -23,9 +23,9 @@ from app.projects.auth import (
     DatabaseDep,
     FeedbackCaller,
     authenticate,
-    bearer,
     limits_of,
     look_up,
+    sent_credential,
 )
 from app.projects.idempotency import IdempotentRoute
 from app.projects.scopes import checks_scope
@@ -49,7 +49,7 @@ async def authenticate_submitter(
     Each token has limits of its own.
     """
     limits = services_of(request).get(RateLimiter)
-    credential = bearer(request)
+    credential = sent_credential(request)
     if browser_tokens.is_browser_token(credential):
         claims = await look_up(request, credential, lambda: browser_tokens.verify_token(db, credential))
         request.state.max_body_bytes = browser_tokens.MAX_BODY_BYTES

@@ -35,11 +35,15 @@ BASE_WEIGHTS = "default"  # SGLang's name of the weights that it was started wit
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One whole reply, and OpenAI's log-probs and usage for the client."""
+    """One whole reply, and OpenAI's log-probs and usage for the client.
+
+    `matched_stop`: the stop text that ended it, the id of the token that did, or None.
+    """
 
     capture: Capture
     logprobs: dict[str, Any] | None
     usage: dict[str, int]
+    matched_stop: str | int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class EngineClient:
             capture_choice(call, choice),
             logprobs=choice["logprobs"] if call.logprobs else None,
             usage={name: response["usage"][name] for name in USAGE_FIELDS},
+            matched_stop=choice.get("matched_stop"),
         )
 
     def stream(self, call: ChatCall) -> ChatStream:

@@ -50,6 +50,8 @@ class ChatCall:
         rid: The request's id in the engine and the turn's id. All ids have the same length: SGLang aborts by prefix.
         adapter: The adapter that generates the reply; None for the base model.
         model: Only echoed in the reply.
+        names_stop_text: The client's chunks keep `matched_stop`, the stop text that ended the reply, and have the usage
+            so far.
         extra_key: Separates the prefix caches of different base weights.
         prompt_ids: Sent instead of the messages when the exact tokens are known.
         weights: The version of full weights that must generate the reply, where the engine's weights are swapped. If
@@ -71,6 +73,7 @@ class ChatCall:
     logprobs: bool = False
     top_logprobs: int = 0
     include_usage: bool = False
+    names_stop_text: bool = False
     extra_key: str | None = None
     prompt_ids: Sequence[int] | None = None
     weights: str | None = None
@@ -121,6 +124,8 @@ class ChatCall:
             body["return_output_ids_in_sglext"] = True
             if self.include_usage:
                 body["stream_options"] = {"include_usage": True}
+                if self.names_stop_text:
+                    body["stream_options"]["continuous_usage_stats"] = True
         else:
             body["return_token_ids"] = True
             body["return_meta_info"] = True

@@ -16,6 +16,7 @@ from app.inference.transport import EngineRefused, EngineTransport, EngineUnavai
 ABORT_TIMEOUT_SECONDS = 5.0
 ABORT_INTERVAL_SECONDS = 0.5
 ENGINE_ONLY_FIELDS = ("matched_stop", "hidden_states")
+STOP_TEXT_FIELD = "matched_stop"
 
 
 async def abort_until_done(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[Any]) -> None:
@@ -56,7 +57,8 @@ class StreamState:
         if delta.get("reasoning_content") is None:
             delta.pop("reasoning_content", None)
         for name in ENGINE_ONLY_FIELDS:
-            choice.pop(name, None)
+            if not (self.call.names_stop_text and name == STOP_TEXT_FIELD):
+                choice.pop(name, None)
         if not self.call.logprobs:
             choice["logprobs"] = None
         # The engine sends the log-probs of tokens without text in separate chunks.

@@ -147,9 +147,17 @@ def bearer(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
+def sent_credential(request: Request) -> str:
+    """Return the API key or browser token of a request; "" when there is none.
+
+    It is the bearer token, or what `x-api-key` holds, as Anthropic's clients send a key.
+    """
+    return bearer(request) or request.headers.get("x-api-key", "").strip()
+
+
 async def authenticate(request: Request, db: Database, scope: str) -> Caller:
     """Return the caller if its key has `scope`. Raises Unauthorized or Forbidden. Applies no rate limits."""
-    caller = await identify(request, db, bearer(request))
+    caller = await identify(request, db, sent_credential(request))
     if not has_scope(caller.scopes, scope):
         raise Forbidden(f"This API key lacks the scope '{scope}'.")
     return caller
@@ -161,7 +169,7 @@ async def identify(request: Request, db: Database, key: str) -> Caller:
     Raises RateLimited for an unknown key if many came from the client's address.
     """
     if not key:
-        raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…'.")
+        raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…', or as 'x-api-key'.")
     keys = services_of(request).get(ApiKeyCache)
 
     async def find() -> Caller:

@@ -1,28 +1,24 @@
 """Create a response, and read a stored one."""
 
-import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import anyio
-import orjson
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
 from app.chat import service
-from app.chat.endpoints import event_stream
-from app.chat.planning import WireDetails
 from app.chat.schemas import ChatRequest, parse_chat_request
+from app.chat.typed_events import typed_event_stream
+from app.chat.wire_details import WireDetails
 from app.core.errors import ERROR_RESPONSES, AttuneError
 from app.core.http import EVENT_STREAM, json_body, json_response
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
 from app.responses import stored
-from app.responses.events import Event, ResponseEvents, render_response
+from app.responses.events import ResponseEvents, render_response
 from app.responses.request import ResponsesRequest, parse_responses_request, to_chat_body
 
-log = logging.getLogger("attune.responses")
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -80,9 +76,7 @@ async def create_response(
         reply = await service.stream(request, caller, chat_request, details)
     completion_id, version = reply.headers["x-completion-id"], reply.headers["x-policy-version"]
     events = ResponseEvents(body, completion_id, version, int(time.time()))
-    encoded_events = server_sent_events(completion_id, reply.content, events)
-    await anext(encoded_events)
-    return event_stream(encoded_events, reply.headers)
+    return await typed_event_stream(reply, events, reply.headers)
 
 
 @router.get("/responses/{response_id}", responses=STORED_RESPONSE)
@@ -92,34 +86,3 @@ async def get_response(
     """Return a stored response."""
     async with db.read() as session:
         return json_response(await stored.get_response(session, caller.project_id, response_id))
-
-
-async def server_sent_events(
-    completion_id: str, chunks: service.Chunks, response_events: ResponseEvents
-) -> AsyncIterator[bytes]:
-    """Yield one empty item, then the encoded events.
-
-    However it ends, the chat stream is closed, which records the turn and ends the engine's work. The empty item enters
-    the generator: one that was never entered would not run its clean-up.
-    """
-    try:
-        chunk = await anext(chunks, None)
-        yield b""
-        try:
-            yield encode_events(response_events.start())
-            while chunk is not None:
-                yield encode_events(response_events.add_chunk(chunk))
-                chunk = await anext(chunks, None)
-            yield encode_events(response_events.finish())
-        except AttuneError as error:
-            log.warning("response %s failed: %s", completion_id, error)
-            yield encode_events(response_events.fail(error.message))
-    finally:
-        with anyio.CancelScope(shield=True):
-            await chunks.aclose()
-
-
-def encode_events(events: list[Event]) -> bytes:
-    return b"".join(
-        b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n" for event in events
-    )

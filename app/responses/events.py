@@ -3,11 +3,12 @@
 import time
 from typing import Any
 
+from app.chat.typed_events import Event
+from app.core.errors import AttuneError
 from app.responses.request import ResponsesRequest
 
 STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete"}
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
-Event = dict[str, Any]
 
 
 def render_response(request: ResponsesRequest, completion: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +57,7 @@ class ResponseEvents:
     def finish(self) -> list[Event]:
         status = STATUS.get(self._finish_reason, "failed")
         if status == "failed":
-            return self.fail("The reply ended before it was complete.")
+            return self.fail(AttuneError("The reply ended before it was complete."))
         events = [] if self._output or self._item else self._open_message()
         events += self._close_item(status)
         reason = INCOMPLETE_REASONS.get(self._finish_reason)
@@ -69,11 +70,11 @@ class ResponseEvents:
         }
         return [*events, self._event(status, response=response)]
 
-    def fail(self, message: str) -> list[Event]:
+    def fail(self, error: AttuneError) -> list[Event]:
         """Return the failure event. The response holds the output so far; its last item stays incomplete."""
         response = self._response | {
             "status": "failed",
-            "error": {"code": "server_error", "message": message},
+            "error": {"code": "server_error", "message": error.message},
             "output": self._output + ([self._item | {"status": "incomplete"}] if self._item else []),
             "usage": response_usage(self._usage),
         }

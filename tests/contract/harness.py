@@ -192,12 +192,16 @@ async def finished_turn(session: AsyncSession) -> Turn:
     return make_turn(policy, version, COMPLETION_ID, num_prompt_tokens=3, finished_at=1.0)
 
 
-def find_body_error(answer: bytes) -> str | None:
-    """Return why a body is not an error of OpenAI's form, or None."""
+def find_body_error(answer: bytes, path: str) -> str | None:
+    """Return why a body is not an error of OpenAI's form, or on its routes of Anthropic's; None if it is."""
     try:
         body = orjson.loads(answer)
     except orjson.JSONDecodeError:
         return f"not JSON: {answer[:200]!r}"
+    if path.startswith("/v1/messages"):
+        is_valid = isinstance(body, dict) and set(body) == {"type", "error", "request_id"}
+        is_valid = is_valid and set(body["error"]) == {"type", "message"}
+        return None if is_valid else f"not Anthropic's form: {answer[:200]!r}"
     if not isinstance(body, dict) or set(body) != {"error"} or set(body["error"]) != ERROR_KEYS:
         return f"not the four keys: {answer[:200]!r}"
     error = body["error"]

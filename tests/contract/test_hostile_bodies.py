@@ -1,4 +1,4 @@
-"""Routes with a body never respond with 5xx, and every error has OpenAI's form."""
+"""Routes with a body never respond with 5xx, and every error has the form of its route."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +34,7 @@ def check_body(harness: ContractHarness, method: str, path: str, body: bytes, ki
     answer = harness.request(method, fill_path(path), body, headers)
     assert answer.status < 500, answer.content[:300]
     if answer.status >= 400:
-        assert find_body_error(answer.content) is None, find_body_error(answer.content)
+        assert find_body_error(answer.content, path) is None, find_body_error(answer.content, path)
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

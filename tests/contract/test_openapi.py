@@ -27,6 +27,7 @@ def test_every_operation_conforms_to_the_document(case: Any, deployment: Contrac
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
         ("/v1/responses", {"input": "Hello"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9}),
     ],
 )
 def test_streams_conform_to_the_document(path: str, body: dict[str, Any], deployment: ContractHarness) -> None:

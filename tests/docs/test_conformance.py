@@ -1,4 +1,4 @@
-"""The page of conformance names every request field of both APIs, and tests that exist."""
+"""The pages of conformance name every request field of the three APIs, and tests that exist."""
 
 import re
 
@@ -6,15 +6,16 @@ import pytest
 
 from app.chat.schemas import IGNORED_HINTS, UNSUPPORTED_UNLESS, ChatRequest
 from app.core.settings import REPOSITORY
+from app.messages.schemas import MessagesRequest
 from app.responses.request import ResponsesRequest
 
-PAGE = (REPOSITORY / "docs" / "conformance.md").read_text()
+PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in ("conformance.md", "messages.md"))
 TEST = re.compile(r"`(tests/[\w/.]+)(?:::(\w+))?`")
 
 
 def rows(heading: str) -> list[list[str]]:
     """Return the cells of the first table below a heading."""
-    table = PAGE.partition(f"## `{heading}`\n")[2].lstrip().partition("\n\n")[0]
+    table = PAGES.partition(f"## `{heading}`\n")[2].lstrip().partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 
@@ -23,6 +24,7 @@ def rows(heading: str) -> list[list[str]]:
     [
         ("POST /v1/chat/completions", {*ChatRequest.model_fields, *IGNORED_HINTS, *UNSUPPORTED_UNLESS}),
         ("POST /v1/responses", set(ResponsesRequest.model_fields)),
+        ("POST /v1/messages", set(MessagesRequest.model_fields)),
     ],
 )
 def test_every_request_field_is_listed_with_a_test(heading: str, fields: set[str]) -> None:
@@ -33,7 +35,7 @@ def test_every_request_field_is_listed_with_a_test(heading: str, fields: set[str
 
 def test_every_test_that_is_named_exists() -> None:
     missing = []
-    for path, name in TEST.findall(PAGE):
+    for path, name in TEST.findall(PAGES):
         file = REPOSITORY / path
         if not file.exists() or (name and f"def {name}(" not in file.read_text()):
             missing.append(f"{path}::{name}")

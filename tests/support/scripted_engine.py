@@ -54,6 +54,12 @@ class ScriptedEngine:
     reply_text: str = "We are open from nine to six."
     tool_call: tuple[str, str] | None = None  # a function's name and its arguments; generated instead of the text
     num_tool_calls: int = 1  # number of these tool calls in one reply
+    text_before_call: bool = False  # the text is generated before the tool call
+    answers_results: bool = False  # the tool call is generated only with tools, and before the first result of one
+    finish_reason: str | None = None  # of a reply that reaches its end, instead of "stop" or "tool_calls"
+    matched_stop: str | int = END_OF_TURN  # what it reports to have ended a reply
+    context_length: int | None = None  # the tokens of a prompt and its reply, if it says so
+    takes_late_system: bool = True  # its chat template takes a system message behind other messages
     refuse_status: int | None = None  # status of the response to every request
     hang: bool = False  # every request waits forever
     stuck: bool = False  # the server responds, but generates no token
@@ -124,7 +130,9 @@ class ScriptedEngine:
         return await self._health(request)
 
     async def _models(self, request: Request) -> Response:
-        models = [{"id": BASE, "object": "model", "parent": None}]
+        models: list[dict[str, Any]] = [{"id": BASE, "object": "model", "parent": None}]
+        if self.context_length is not None:
+            models[0]["max_model_len"] = self.context_length
         models += [
             {"id": name, "object": "model", "root": path, "parent": BASE} for name, path in self.adapters.items()
         ]
@@ -216,7 +224,7 @@ class ScriptedEngine:
     async def _tokenize(self, request: Request) -> Response:
         body = await request.json()
         self.num_tokenize_requests += 1
-        if refusal := await self._check_request(request, self.api_key):
+        if refusal := await self._check_request(request, self.api_key) or self._late_system_error(body["messages"]):
             return refusal
         ids = render_prompt(body["messages"], add_generation_prompt=body.get("add_generation_prompt", True))
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": 4096})
@@ -243,8 +251,10 @@ class ScriptedEngine:
         body = orjson.loads(await request.body())
         if self.record_requests:
             self.requests.append(body)
-        if refusal := await self._check_request(request, self.api_key) or self._unknown_adapter_error(
-            body.get("lora_path")
+        if refusal := (
+            await self._check_request(request, self.api_key)
+            or self._unknown_adapter_error(body.get("lora_path"))
+            or self._late_system_error(body["messages"])
         ):
             return refusal
         await asyncio.sleep(self.accept_seconds)
@@ -265,6 +275,11 @@ class ScriptedEngine:
         if all(name is None or name in self.adapters for name in names):
             return None
         return error_response(400, f"Got LoRA adapter that has never been loaded: {names}")
+
+    def _late_system_error(self, messages: Sequence[dict[str, Any]]) -> Response | None:
+        if self.takes_late_system or all(message["role"] != "system" for message in messages[1:]):
+            return None
+        return error_response(400, "System message must be at the beginning.")
 
 
 ROLES = {"system": 300, "user": 301, "assistant": 302, "tool": 303}
@@ -304,7 +319,8 @@ class Reply:
             self.engine.running.pop(self.body["rid"], None)
 
     async def _tokens(self) -> AsyncIterator[tuple[str, float | None]]:
-        words = [] if self.engine.tool_call else re.findall(r"\s*\S+", self.engine.reply_text)
+        has_text = self.tool_call is None or self.engine.text_before_call
+        words = re.findall(r"\s*\S+", self.engine.reply_text) if has_text else []
         script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
         begun = self.body.get("lora_path") or self.engine.generating_weights
         hash_so_far = hash_ids(self.prompt_ids, zlib.crc32(repr(begun).encode()))
@@ -333,8 +349,13 @@ class Reply:
             self.output_ids.append(token)
             self.logprobs.append(None if at == self.engine.nan_at else value)
             yield word, self.logprobs[-1]
-        if self.engine.tool_call:
-            self.finish_reason = "tool_calls"
+        self.finish_reason = self.engine.finish_reason or ("tool_calls" if self.tool_call else "stop")
+
+    @property
+    def tool_call(self) -> tuple[str, str] | None:
+        has_result = any(message["role"] == "tool" for message in self.body["messages"])
+        is_text = self.engine.answers_results and (has_result or not self.body.get("tools"))
+        return None if is_text else self.engine.tool_call
 
     def _sent_logprobs(self) -> list[float | None]:
         return self.logprobs[:-1] if self.engine.omit_last_logprob else self.logprobs
@@ -346,7 +367,7 @@ class Reply:
             "message": {"role": "assistant", "content": "".join(self.text), "tool_calls": self._tool_calls()},
             "logprobs": {"content": [logprob_entry(value) for value, _ in pairs]},
             "finish_reason": self.finish_reason,
-            "matched_stop": END_OF_TURN,
+            "matched_stop": self.engine.matched_stop,
             "prompt_token_ids": self.prompt_ids,
             "response_token_ids": self.output_ids,
             "meta_info": {
@@ -376,9 +397,9 @@ class Reply:
         yield b"data: [DONE]\n\n"
 
     def _tool_calls(self) -> list[dict[str, Any]] | None:
-        if self.engine.tool_call is None:
+        if self.tool_call is None:
             return None
-        name, arguments = self.engine.tool_call
+        name, arguments = self.tool_call
         function = {"name": name, "arguments": arguments}
         return [
             {"id": f"call_{at + 1}", "index": at, "type": "function", "function": function}
@@ -393,9 +414,12 @@ class Reply:
             "delta": {"reasoning_content": None, **delta},
             "logprobs": {"content": logprobs} if logprobs else None,
             "finish_reason": finish_reason,
-            "matched_stop": None,
+            "matched_stop": None if finish_reason is None else self.engine.matched_stop,
         }
-        return encode_event(self._frame("chat.completion.chunk") | {"choices": [choice]})
+        frame = self._frame("chat.completion.chunk")
+        if (self.body.get("stream_options") or {}).get("continuous_usage_stats") and "role" not in delta:
+            frame["usage"] = self._usage()
+        return encode_event(frame | {"choices": [choice]})
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {"id": self.body["rid"], "object": kind, "created": int(time.time()), "model": self.body["model"]}

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-ID_PREFIXES = ("chatcmpl-", "resp_", "req-")  # the API takes each of them as a completion id
+ID_PREFIXES = ("chatcmpl-", "resp_", "msg_", "req-")  # the API takes each of them as a completion id
 
 
 def completion_id(reply: Any) -> str:
     """Return the completion id of a reply.
 
     A reply is a completion id, a reply or stream of this package, a completion, chunk, response or stream of OpenAI's
-    client (also as a raw response), or a message of ChatAttune or of ChatOpenAI with `include_response_headers`.
+    client (also as a raw response), a message of Anthropic's client, or a message of ChatAttune or of ChatOpenAI with
+    `include_response_headers`.
     Raises ValueError for an object without an id.
     """
     candidate = _find_id(reply)

@@ -31,7 +31,7 @@ async def test_lines_of_a_request_have_the_id_of_its_response(harness: Harness, 
         logging.getLogger("attune").removeHandler(handler)
     failure, other = stream.getvalue().splitlines()
     request_id = response.headers["x-request-id"]
-    assert "WARNING attune.responses response chatcmpl-" in failure and failure.endswith(f" request_id={request_id}")
+    assert "WARNING attune.chat the stream of chatcmpl-" in failure and failure.endswith(f" request_id={request_id}")
     assert other.endswith("attune.other no request")
     assert response.headers["x-completion-id"] == request_id.replace("req-", "chatcmpl-")
 
@@ -65,8 +65,8 @@ async def test_json_lines_name_the_request_turn_policy_and_version(harness: Harn
         response = await asyncio.create_task(harness.api.post("/v1/responses", json=body))
         logging.getLogger("attune.other").error("no request", exc_info=ValueError("wrong"))
         failure, other = map(json.loads, lines())
-    assert failure["message"].startswith("response chatcmpl-") and failure["level"] == "WARNING"
-    assert (failure["role"], failure["logger"]) == ("api", "attune.responses")
+    assert failure["message"].startswith("the stream of chatcmpl-") and failure["level"] == "WARNING"
+    assert (failure["role"], failure["logger"]) == ("api", "attune.chat")
     assert failure["request_id"] == response.headers["x-request-id"]
     assert failure["turn"] == response.headers["x-completion-id"]
     assert (failure["policy"], failure["version"]) == ("shop", response.headers["x-policy-version"])

@@ -71,13 +71,15 @@ async def test_turn_of_conversation_is_found_by_its_number(harness: Harness) -> 
     assert (single.status_code, single.json()["completion_id"]) == (201, first.id)
 
 
-async def test_ids_of_request_and_response_name_the_completion(harness: Harness) -> None:
+async def test_ids_of_request_response_and_message_name_the_completion(harness: Harness) -> None:
     turn = await harness.turn()
-    request_id, response_id = (turn.id.replace("chatcmpl-", prefix) for prefix in ("req-", "resp_"))
+    prefixes = ("req-", "resp_", "msg_")
+    request_id, response_id, message_id = (turn.id.replace("chatcmpl-", prefix) for prefix in prefixes)
     named: list[dict[str, Any]] = [
         {"request_id": request_id},
         {"completion_id": request_id},
         {"completion_id": response_id},
+        {"completion_id": message_id},
         {"completion_id": litellm_id(response_id)},
     ]
     for fields in named:

@@ -24,6 +24,8 @@ NOT_AUDITED = {
     "POST /v1/chat/completions": APPLICATION,
     "POST /v1/chat/completions/{completion_id}": "sets metadata of a completion, which keeps its content",
     "POST /v1/responses": APPLICATION,
+    "POST /v1/messages": APPLICATION,
+    "POST /v1/messages/count_tokens": "changes nothing",
     "POST /v1/feedback": APPLICATION,
     "POST /v1/feedback/batch": APPLICATION,
 }

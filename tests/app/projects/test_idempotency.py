@@ -19,6 +19,7 @@ KEY = {"Idempotency-Key": "night-shift-1"}
 # a file that was imported before is recognized by its hash, and a link to the console is used once.
 WITHOUT_KEY = {
     *("/v1/chat/completions", "/v1/chat/completions/{completion_id}", "/v1/responses"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
     *("/v1/feedback/tokens", "/v1/datasets", "/v1/console/links"),
 }
 

@@ -83,6 +83,8 @@ async def test_output_tokens_of_a_day(harness: Harness, scripted: ScriptedEngine
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/responses", {"model": "shop", "input": "Open?"})):
         answer = await harness.api.post(path, json=body)
         assert error_of(answer) == (429, "project_limit") and "output_tokens_per_day" in answer.text
+    answer = await harness.api.post("/v1/messages", json=CHAT | {"max_tokens": 9})
+    assert answer.status_code == 429 and "output_tokens_per_day" in answer.text
     assert (await harness.api.get("/v1/models")).status_code == 200
 
 

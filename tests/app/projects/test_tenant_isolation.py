@@ -92,6 +92,9 @@ PROBES = [
     Probe(f"GET {COMPLETION}/messages", "query after", "message", query={"after": ID}),
     path("GET /v1/models/{name}", "name", "policy"),
     path("GET /v1/models/{name}", "name (a version)", "version"),
+    body("POST /v1/messages", "model", "policy", {"model": ID, "messages": HELLO, "max_tokens": 9}),
+    body("POST /v1/messages", "model (a version)", "version", {"model": ID, "messages": HELLO, "max_tokens": 9}),
+    body("POST /v1/messages/count_tokens", "model", "policy", {"model": ID, "messages": HELLO}),
     body("POST /v1/responses", "model", "policy", {"model": ID, "input": "hi"}),
     body(
         "POST /v1/responses",

@@ -6,6 +6,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from app.core.errors import AttuneError
 from app.responses.events import ResponseEvents, render_response
 from app.responses.request import parse_responses_request
 
@@ -139,7 +140,7 @@ def test_interrupted_reply_is_failed_and_keeps_output() -> None:
     response_events = new_response_events()
     response_events.start()
     response_events.add_chunk(chunk({"content": "We are op"}))
-    [event] = response_events.fail("The engine broke off.")
+    [event] = response_events.fail(AttuneError("The engine broke off."))
     EVENT.validate_python(event)
     assert event["type"] == "response.failed" and event["response"]["status"] == "failed"
     assert event["response"]["error"] == {"code": "server_error", "message": "The engine broke off."}

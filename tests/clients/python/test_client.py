@@ -55,6 +55,12 @@ async def test_feedback_on_replies_and_streams(client: Attune, harness: Harness,
     }
 
 
+async def test_message_of_anthropics_client_names_its_reply(client: Attune, harness: Harness) -> None:
+    turn = await harness.turn()
+    message = SimpleNamespace(id=turn.id.replace("chatcmpl-", "msg_"), type="message")
+    assert client.feedback.up(message)["completion_id"] == turn.id
+
+
 async def test_every_kind_is_accepted(client: Attune, harness: Harness) -> None:
     one, two, three = [(await harness.turn()).id for _ in range(3)]
     both = client.chat.create("Hello", model="shop", n=2)

@@ -38,6 +38,9 @@ CLIENTS = {  # name -> folder and program
     "js-ai": ("js_ai", "program.mjs"),
     "lm-eval": ("lm_eval", "program.py"),
     "inspect-ai": ("inspect_ai", "program.py"),
+    "anthropic-0": ("anthropic_0", "program.py"),
+    "anthropic-1": ("anthropic_1", "program.py"),
+    "anthropic-2": ("anthropic_2", "program.py"),
 }
 CAPABILITIES = ("chat", "stream", "tools", "structured", "multi_turn", "feedback")
 MISSING = {  # docs/clients.md has the reasons
