@@ -22,6 +22,7 @@ from app.policies import repository as policies
 from app.policies import service as policy_service
 from app.policies.references import version_name
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
+from app.projects.episode_keys import takes_episode_keys
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -124,6 +125,7 @@ class MetadataUpdate(StrictModel):
 
 
 @router.post("/chat/completions", response_model=schemas.CompletionView, responses=RESPONSES)
+@takes_episode_keys
 async def chat(
     request: Request,
     caller: GeneratingCaller,
@@ -237,6 +239,7 @@ async def delete_completion(completion_id: CompletionId, caller: ChatCaller, db:
 
 
 @router.get("/models")
+@takes_episode_keys
 async def list_models(caller: ChatCaller, db: DatabaseDep) -> ModelList:
     """List the policies, then each version that an engine holds and a request can name."""
     async with db.read() as session:
@@ -250,6 +253,7 @@ async def list_models(caller: ChatCaller, db: DatabaseDep) -> ModelList:
 
 
 @router.get("/models/{name}")
+@takes_episode_keys
 async def get_model(name: ModelName, caller: ChatCaller, db: DatabaseDep) -> ModelView:
     """Return one model: a policy (`assistant`) or a version (`assistant@v12`, `assistant@previous`)."""
     version = await db.run_read(lambda connection: resolve_model(connection, caller.project_id, name))
