@@ -64,6 +64,7 @@ class StoredCompletion(CompletionView):
     response_format: dict[str, Any] | None
     input_user: str | None
     conversation_id: str | None
+    episode_id: str | None
     status: Literal["open", "done", "aborted", "failed", "refused"]
 
     @classmethod
@@ -93,6 +94,7 @@ class StoredCompletion(CompletionView):
             **{name: first.request_params.get(name) for name in ("tools", "tool_choice", "response_format")},
             input_user=first.end_user,
             conversation_id=first.conversation_id,
+            episode_id=first.episode_id,
             status=first.state,
         )
 

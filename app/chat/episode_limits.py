@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from app.chat.episode_tags import EpisodeTag
 from app.core.database import Database, now
-from app.core.errors import AttuneError, BadRequest, Conflict, NotFound
+from app.core.errors import AttuneError, Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
 from app.models import EndReason, Episode, EpisodeState, Turn, TurnState
 
@@ -43,24 +43,20 @@ IS_USED_UP = (
 REACHED = case(*[(condition, reason.value) for condition, reason in (*IS_EXPIRED, *IS_USED_UP)], else_=null())
 
 
-async def require_open(db: Database, project_id: str, policy_id: str, tag: EpisodeTag) -> None:
-    """Return if the episode admits another chat; end it first if it has reached a limit.
+async def require_open(db: Database, project_id: str, tag: EpisodeTag) -> str:
+    """Return the id of the episode's policy if it admits another chat; end it first if it has reached a limit.
 
-    Raises NotFound for an episode that the project does not have, BadRequest for one of another policy, Conflict for
-    one that has ended.
+    Raises NotFound for an episode that the project does not have, Conflict for one that has ended.
     """
     columns = (Episode.policy_id, Episode.state, Episode.end_reason, REACHED.label("reached"))
     query = select(*columns).where(Episode.id == tag.episode_id, Episode.project_id == project_id)
     row = await db.run_read(lambda connection: connection.execute(query).one_or_none())
     if row is None:
         raise NotFound(f"There is no episode '{tag.episode_id}'.", param=tag.param)
-    if row.policy_id != policy_id:
-        message = f"The episode '{tag.episode_id}' is of another policy than 'model' names; send its own policy."
-        raise BadRequest(message, param="model", code="episode_policy")
     if row.state == EpisodeState.OPEN and row.reached is not None:
         await db.run_write(lambda connection: end_at_limit(connection, [tag.episode_id], EndReason(row.reached)))
     elif row.state == EpisodeState.OPEN:
-        return
+        return str(row.policy_id)
     raise episode_ended(tag.episode_id, row.end_reason or row.reached)
 
 

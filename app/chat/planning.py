@@ -146,9 +146,13 @@ async def plan_completion(
     that has ended, Unavailable without an engine.
     """
     router, settings, db = services.get(VersionRouter), services.get(Settings), services.get(Database)
+    policy_id = None if episode is None else await require_open(db, caller.project_id, episode)
     target = await router.resolve(caller.project_id, request.model)
-    if episode is not None:
-        await require_open(db, caller.project_id, target.model.policy_id, episode)
+    if episode is not None and policy_id != target.model.policy_id:
+        message = (
+            f"The episode '{episode.episode_id}' is of another policy than '{request.model}'; name its own policy."
+        )
+        raise BadRequest(message, param="model", code="episode_policy")
     sampling = to_sampling(request, settings)  # first: what follows takes longer for a longer prompt
     context = RequestContext.from_request(request, headers, details.conversation_id, episode)
     messages = [message.to_template_message() for message in request.messages]

@@ -54,6 +54,7 @@ class Episode(Entity, Base):
     max_tokens: Mapped[int | None] = mapped_column(doc="most output tokens of all turns together; null: no limit")
     idempotency_key: Mapped[str | None] = mapped_column(String(255), doc="of the request that created it")
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the body of that request")
+    erased_at: Mapped[float | None] = mapped_column(doc="when its task and its metadata were erased; the row remains")
 
     __table_args__ = (
         Index("ix_episodes_project_id_created_at", "project_id", "created_at", "id"),

@@ -32,6 +32,7 @@ def upgrade() -> None:
         sa.Column("max_tokens", sa.Integer(), nullable=True),
         sa.Column("idempotency_key", sa.String(255), nullable=True),
         sa.Column("fingerprint", sa.String(64), nullable=False),
+        sa.Column("erased_at", sa.Float(), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name="fk_episodes_project_id_projects"),
         sa.ForeignKeyConstraint(["policy_id"], ["policies.id"], name="fk_episodes_policy_id_policies"),
