@@ -18,7 +18,7 @@ from app.episodes.schemas import EndRequest, EpisodeLimits, EpisodeRequest, Epis
 from app.feedback.feedback_limits import FeedbackLimits
 from app.feedback.feedback_writer import build_submission, submit_many
 from app.feedback.kinds import parse_feedback
-from app.models import EndReason, Episode, EpisodeState, Policy, SourceKind, Version, new_id
+from app.models import ANSWERING, EndReason, Episode, EpisodeState, Policy, SourceKind, Version, new_id
 from app.policies import repository as policies
 from app.policies.references import format_reference
 from app.projects.auth import Caller
@@ -48,6 +48,9 @@ async def create(
     """
     policy = await policies.find_policy(session, caller.project_id, request.policy)
     policy = require_row(policy, f"There is no policy '{request.policy}'.", param="policy")
+    if policy.state not in ANSWERING:
+        message = f"Policy '{policy.name}' is archived and answers no chats."
+        raise NotFound(message, code="policy_archived", param="policy")
     id, fingerprint = new_id("ep"), _digest(request.model_dump(mode="json"))
     limits = request.limits
     insert = dialect_insert(session, Episode).values(

@@ -143,3 +143,10 @@ async def test_chat_of_another_policy_is_refused(harness: Harness, scripted: Scr
     episode = await episodes.create(harness)
     refused = await episodes.chat(harness, episode, model="other")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "episode_policy")
+
+
+async def test_episode_of_an_archived_policy_is_not_created(harness: Harness) -> None:
+    await harness.api.post("/v1/policies", json={"name": "other"})
+    assert (await harness.api.post("/v1/policies/other/archive", json={})).status_code == 200
+    refused = await harness.api.post("/v1/episodes", json={"policy": "other"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "policy_archived")
