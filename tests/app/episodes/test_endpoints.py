@@ -5,7 +5,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.core.telemetry import Telemetry
 from app.models import EndReason, Episode, EpisodeState, Feedback, Reward, Sample, SampleState, Turn
+from app.projects.service import create_project
 from tests.support import episodes
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
@@ -241,3 +243,36 @@ async def test_impossible_reports_are_refused(harness: Harness, report: dict[str
     assert (await episodes.end(harness, episode["id"], **report)).status_code == 400
     [row] = await harness.all(Episode)
     assert row.state == EpisodeState.OPEN and row.end_fingerprint is None
+
+
+@pytest.mark.parametrize("way", ["path", "header", "metadata"])
+async def test_unknown_episode_and_that_of_another_project_are_the_same_404(
+    harness: Harness, scripted: ScriptedEngine, way: str
+) -> None:
+    async with harness.db.write() as session:
+        _, secret = await create_project(session, "bakery", "bread", "some/model")
+    made = await harness.api.post("/v1/episodes", json={"policy": "bread"}, headers=episodes.auth(secret))
+    foreign, unknown = made.json()["id"], f"ep-{'0' * 32}"
+    texts = []
+    for id in (foreign, unknown):
+        body: dict[str, Any] = {"model": "shop", "messages": episodes.MESSAGES}
+        path, headers = "/v1/chat/completions", {}
+        if way == "path":
+            path = f"/v1/episodes/{id}/chat/completions"
+        elif way == "header":
+            headers = {"x-attune-episode": id}
+        else:
+            body["metadata"] = {"attune_episode": id}
+        answer = await harness.api.post(path, json=body, headers=headers)
+        assert code(answer) == (404, "not_found")
+        texts.append(answer.text.replace(id, "ID"))
+    assert texts[0] == texts[1]
+    assert await harness.all(Turn) == []
+
+
+def test_chats_below_the_path_of_an_episode_are_timed() -> None:
+    timed = Telemetry.timed_route
+    assert timed("POST", "/v1/episodes/ep-1/chat/completions") == "chat"
+    assert timed("POST", "/v1/episodes/ep-1/responses") == "responses"
+    assert timed("POST", "/v1/episodes/ep-1/end") is timed("POST", "/v1/episodes/ep-1/feedback") is None
+    assert timed("GET", "/v1/episodes/ep-1/models") is timed("POST", "/v1/episodes") is None

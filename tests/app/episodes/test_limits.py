@@ -106,9 +106,10 @@ async def test_chat_that_was_planned_before_the_end_is_refused(
 ) -> None:
     episode = await episodes.create(harness)
 
-    async def admit(*_: Any) -> None:
+    async def admit(*_: Any) -> str:
         async with harness.db.write() as session:
             await session.execute(update(Episode).values(state=EpisodeState.ENDED, end_reason="completed"))
+        return (await harness.policy()).id
 
     monkeypatch.setattr("app.chat.planning.require_open", admit)
     assert refusal(await episodes.chat(harness, episode)) == (409, "episode_ended")
