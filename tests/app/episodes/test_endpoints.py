@@ -146,20 +146,20 @@ async def test_feedback_on_an_open_episode_waits_for_its_end(harness: Harness, s
     episode = await episodes.create(harness)
     await episodes.chat(harness, episode)
     body = {"kind": "score", "value": 0.5, "target": {"episode_id": episode["id"]}}
-    given = await harness.api.post("/v1/feedback", json=body)
-    assert given.status_code == 201 and given.json()["episode_id"] == episode["id"]
+    submitted = await harness.api.post("/v1/feedback", json=body)
+    assert submitted.status_code == 201 and submitted.json()["episode_id"] == episode["id"]
     assert await curate(harness.db, harness.settings) == 0
-    outcome = (await harness.api.get(f"/v1/feedback/{given.json()['id']}")).json()["outcome"]
+    outcome = (await harness.api.get(f"/v1/feedback/{submitted.json()['id']}")).json()["outcome"]
     assert (outcome["state"], outcome["waiting_for"]) == ("waiting", "episode_open")
     await episodes.chat(harness, episode)
     await episodes.end(harness, episode["id"])
     await curate(harness.db, harness.settings)
     assert list((await rewards(harness)).values()) == [0.5, 0.5]
-    outcome = (await harness.api.get(f"/v1/feedback/{given.json()['id']}")).json()["outcome"]
+    outcome = (await harness.api.get(f"/v1/feedback/{submitted.json()['id']}")).json()["outcome"]
     assert outcome["waiting_for"] == "batch"
 
 
-async def test_late_feedback_on_an_episode_counts_beside_its_outcome(
+async def test_late_feedback_on_an_episode_counts_together_with_its_outcome(
     harness: Harness, scripted: ScriptedEngine
 ) -> None:
     episode = await episodes.create(harness)
@@ -251,8 +251,8 @@ async def test_unknown_episode_and_that_of_another_project_are_the_same_404(
 ) -> None:
     async with harness.db.write() as session:
         _, secret = await create_project(session, "bakery", "bread", "some/model")
-    made = await harness.api.post("/v1/episodes", json={"policy": "bread"}, headers=episodes.auth(secret))
-    foreign, unknown = made.json()["id"], f"ep-{'0' * 32}"
+    created = await harness.api.post("/v1/episodes", json={"policy": "bread"}, headers=episodes.auth(secret))
+    foreign, unknown = created.json()["id"], f"ep-{'0' * 32}"
     texts = []
     for id in (foreign, unknown):
         body: dict[str, Any] = {"model": "shop", "messages": episodes.MESSAGES}

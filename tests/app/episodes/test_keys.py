@@ -138,8 +138,8 @@ async def test_key_ends_with_that_of_its_creator_and_a_day_after_the_episode(
 
 
 async def test_chat_of_another_policy_is_refused(harness: Harness, scripted: ScriptedEngine) -> None:
-    made = await harness.api.post("/v1/policies", json={"name": "other"})
-    assert made.status_code == 201, made.text
+    created = await harness.api.post("/v1/policies", json={"name": "other"})
+    assert created.status_code == 201, created.text
     episode = await episodes.create(harness)
     refused = await episodes.chat(harness, episode, model="other")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "episode_policy")

@@ -246,6 +246,9 @@ HARMLESS = {
     *("limit", "order", "choice_index", "source_id", "since", "until", "trainable", "with_feedback", "version", "kind"),
     *("number", "action", "actor", "state", "route", "origin", "judged", "vote", "excluded", "from_version"),
     ("GET /v1/episodes", "task"),
+    # Their handlers are those of the routes without an episode, where they are probed.
+    (f"POST {EPISODE}/chat/completions", "model"),
+    *((f"POST {EPISODE}/responses", name) for name in ("model", "previous_response_id")),
     *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a position in a list
     ("PUT /v1/raters/{rater}", "rater"),
     *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
@@ -338,7 +341,7 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         version = (await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()
         moved_turn = await session.get_one(Turn, turn.id)
         moved_turn.project_id, moved_turn.policy_id, moved_turn.version_id = project.id, policy.id, version.id
-        moved_turn.end_user = "person-0123456789"
+        moved_turn.end_user, moved_turn.episode_id = "person-0123456789", f"ep-{'7' * 32}"
         values = {"policy_id": policy.id, "version_id": version.id, "reward": 1.0, "state": SampleState.QUARANTINED}
         session.add(Sample(turn_id=turn.id, rater="HUMAN/user-0123456789", **values))
         session.add(Batch(id=f"bat-{'7' * 32}", policy_id=policy.id, parent_id=version.id, num_samples=2))
