@@ -106,7 +106,7 @@ def admit_turns(connection: Connection, completions: Sequence[Sequence[dict[str,
     locked = select(*columns).where(Episode.id.in_(ids)).order_by(Episode.id).with_for_update(key_share=True)
     episodes = {row.id: row for row in connection.execute(locked)}
     last = select(Turn.episode_id, func.max(Turn.episode_step)).where(Turn.episode_id.in_(ids))
-    steps: dict[str, int] = {id: step for id, step in connection.execute(last.group_by(Turn.episode_id))}
+    steps = {row[0]: row[1] or 0 for row in connection.execute(last.group_by(Turn.episode_id))}
     errors: list[AttuneError | None] = []
     for turns in completions:
         id = turns[0].get("episode_id")

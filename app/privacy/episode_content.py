@@ -1,5 +1,7 @@
 """Erases what a caller has written about an episode: its task and its metadata. Its times and its end stay."""
 
+from typing import Any
+
 from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -8,7 +10,7 @@ from app.models import Episode, EpisodeState, Turn
 
 STEP = 200  # episodes in one transaction
 SECONDS_PER_DAY = 86_400.0
-ERASED = {"task": None, "request_metadata": {}, "idempotency_key": None}
+ERASED: dict[str, Any] = {"task": None, "request_metadata": {}, "idempotency_key": None}
 
 
 async def erase(session: AsyncSession, project_id: str, *conditions: ColumnElement[bool], with_outcome: bool) -> None:

@@ -64,7 +64,8 @@ async def test_same_idempotency_key_returns_the_same_episode_and_its_key(
 @pytest.mark.parametrize("way", ["key", "path", "header", "metadata"])
 async def test_chat_is_tagged(harness: Harness, scripted: ScriptedEngine, way: str) -> None:
     episode = await episodes.create(harness)
-    id, body = episode["id"], {"model": "shop", "messages": episodes.MESSAGES}
+    id: str = episode["id"]
+    body: dict[str, Any] = {"model": "shop", "messages": episodes.MESSAGES}
     path, headers = "/v1/chat/completions", {}
     if way == "key":
         headers = episodes.auth(episode["api_key"])
