@@ -34,6 +34,7 @@ from app.deployments.endpoints import pin_router as pins
 from app.deployments.endpoints import router as deployments
 from app.deployments.policy_endpoints import router as policy_changes
 from app.deployments.version_router import VersionRouter
+from app.episodes.endpoints import router as episodes
 from app.feedback.endpoints import router as feedback
 from app.feedback.endpoints import secret_router as token_secrets
 from app.feedback.feedback_limits import FeedbackLimits
@@ -73,7 +74,7 @@ STAINLESS_HEADERS = (
     "retry-count runtime runtime-version timeout"
 )
 CORS_REQUEST_HEADERS = [
-    *("authorization", "content-type", "idempotency-key", "x-conversation-id"),
+    *("authorization", "content-type", "idempotency-key", "x-conversation-id", "x-attune-episode", "x-attune-agent"),
     *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
     *("openai-organization", "openai-project", "user-agent"),
     *(f"x-stainless-{name}" for name in STAINLESS_HEADERS.split()),
@@ -89,7 +90,10 @@ ADMIN_ROUTERS = (
     console_links,
 )
 # `turns` comes before `feedback`, whose ids would match the path of its search.
-APPLICATION_ROUTERS = (chat, models, responses, messages, turns, feedback, policies, policy_changes, projects, datasets)
+APPLICATION_ROUTERS = (
+    *(chat, models, responses, messages, episodes, turns, feedback),
+    *(policies, policy_changes, projects, datasets),
+)
 OPERATION_ROUTERS = (status, event_stream, metrics, adapter_files)
 
 _router = APIRouter()

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import LEARNED
+from app.chat import episode_limits
 from app.core.database import Database, now
 from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import lease_is_free
@@ -59,6 +60,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
     steps: dict[str, Callable[[Database, Settings], Awaitable[object]]] = {
         "quarantine_poisoned": batches.quarantine_poisoned,
         "close_lost_turns": _close_lost_turns,
+        "end_expired_episodes": lambda db, _: episode_limits.end_expired(db),
         "mark_silent_engines_down": _mark_silent_engines_down,
         "enqueue_tasks": _enqueue_tasks,
         "check_canaries": publish.check_canaries,

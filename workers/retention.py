@@ -13,7 +13,7 @@ from app.core.database import Database
 from app.core.retention_config import RetentionConfig
 from app.core.settings import Settings
 from app.models import Policy, PolicyState, Project
-from app.privacy import retention, retention_files
+from app.privacy import episode_content, retention, retention_files
 
 log = logging.getLogger("attune.retention")
 
@@ -46,6 +46,9 @@ async def _remove_of_project(db: Database, settings: Settings, project: Project,
             removed += count
             if count:
                 await db.let_others_write()
+    if config.turns is not None:
+        erased = episode_content.erase_expired(db, project.id, config.turns)
+        removed += await _log_failure(erased, project.id, "episodes")
     for policy in policies:
         removed += await _log_failure(
             _remove_files(db, settings, policy, config), project.id, f"files of {policy.name}"

@@ -114,13 +114,20 @@ def conversation_hash(messages: Messages) -> int:
 
 
 def find_parent(
-    connection: Connection, messages: Messages, caller: Caller, end_user: str | None, conversation_id: str | None
+    connection: Connection,
+    messages: Messages,
+    caller: Caller,
+    end_user: str | None,
+    conversation_id: str | None,
+    episode_id: str | None = None,
 ) -> ParentTurn | None:
     """Return the turn that these messages continue, or None.
 
     The search covers the turns of the same API key, the same end user and, if one is named, the same conversation.
     When several turns match equally well (two users may have sent the same text), one without a child is preferred.
     If a conversation is named and no message matches, its newest turn is the parent; a refused request is none.
+    A chat in an episode continues a turn of that episode, since other attempts at its task may have the same messages;
+    a named conversation may go on from an earlier episode.
     """
     hashes = prefix_hashes(messages)
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -128,11 +135,15 @@ def find_parent(
     scope = [Turn.project_id == caller.project_id, Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT]
     if conversation_id is not None:
         scope.append(Turn.conversation_id == conversation_id)
+    elif episode_id is not None:
+        scope.append(Turn.episode_id == episode_id)
     if index_by_hash:
         same_user = [Turn.key_id == caller.key_id, Turn.end_user == end_user]  # None: IS NULL
         matches = Turn.prefix_hash.in_(list(index_by_hash))
         longest_first = case(index_by_hash, value=Turn.prefix_hash).desc()
-        parent = _find_turn(connection, *scope, *same_user, matches, order=(longest_first, HAS_CHILD))
+        of_other_episode = case((Turn.episode_id == episode_id, 0), else_=1)
+        order = (longest_first, *([of_other_episode] if episode_id is not None else []), HAS_CHILD)
+        parent = _find_turn(connection, *scope, *same_user, matches, order=order)
         if parent is not None and parent.prefix_hash is not None:
             return replace(parent, num_messages=index_by_hash[parent.prefix_hash] + 1)
     return None if conversation_id is None else _find_turn(connection, *scope, Turn.state != TurnState.REFUSED)

@@ -19,6 +19,7 @@ from app.core.pagination import Page
 from app.models import AuditAction, Policy, Turn, TurnState, Version, record_audit, to_completion_id
 from app.policies.references import version_name
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
+from app.projects.episode_keys import takes_episode_keys
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -47,6 +48,7 @@ class StoredCompletion(CompletionView):
     response_format: dict[str, Any] | None
     input_user: str | None
     conversation_id: str | None
+    episode_id: str | None
     status: Literal["open", "done", "aborted", "failed", "refused"]
 
     @classmethod
@@ -76,6 +78,7 @@ class StoredCompletion(CompletionView):
             **{name: first.request_params.get(name) for name in ("tools", "tool_choice", "response_format")},
             input_user=first.end_user,
             conversation_id=first.conversation_id,
+            episode_id=first.episode_id,
             status=first.state,
         )
 
@@ -108,6 +111,7 @@ class MetadataUpdate(StrictModel):
 
 
 @router.post("/chat/completions", response_model=schemas.CompletionView, responses=RESPONSES)
+@takes_episode_keys
 async def chat(
     request: Request,
     caller: GeneratingCaller,

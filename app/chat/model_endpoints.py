@@ -14,6 +14,7 @@ from app.policies import repository as policies
 from app.policies import service as policy_service
 from app.policies.references import version_name
 from app.projects.auth import ChatCaller, DatabaseDep
+from app.projects.episode_keys import takes_episode_keys
 
 router = APIRouter(prefix="/v1/models", tags=["chat"], responses=ERROR_RESPONSES)
 ANTHROPIC_HEADER = "anthropic-version"
@@ -37,6 +38,7 @@ class ModelList(BaseModel):
 
 
 @router.get("", response_model=ModelList)
+@takes_episode_keys
 async def list_models(request: Request, caller: ChatCaller, db: DatabaseDep) -> ModelList | Response:
     """List the policies, then each version that an engine holds and a request can name.
 
@@ -57,6 +59,7 @@ async def list_models(request: Request, caller: ChatCaller, db: DatabaseDep) -> 
 
 
 @router.get("/{name}", response_model=ModelView)
+@takes_episode_keys
 async def get_model(request: Request, name: ModelName, caller: ChatCaller, db: DatabaseDep) -> ModelView | Response:
     """Return one model: a policy (`assistant`) or a version (`assistant@v12`, `assistant@previous`).
 

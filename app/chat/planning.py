@@ -23,6 +23,8 @@ from app.chat.conversations import (
     find_parent,
     reuse_parent_tokens,
 )
+from app.chat.episode_limits import require_open
+from app.chat.episode_tags import EpisodeTag
 from app.chat.histories import History
 from app.chat.identity_headers import add_identity
 from app.chat.schemas import SEED_LIMIT, ChatRequest
@@ -48,7 +50,7 @@ MIN_TEMPERATURE = 1e-5  # SGLang decodes greedily below 1e-6, and the trainer di
 class RequestContext:
     """A chat request with what its headers add.
 
-    `task`: the front end's background task that it is; None for a chat.
+    `task`: the front end's background task that it is; None for a chat. `episode`: None for a chat outside of one.
     """
 
     request: ChatRequest
@@ -56,10 +58,15 @@ class RequestContext:
     conversation_id: str | None
     num_retries: int
     task: str | None
+    episode: EpisodeTag | None = None
 
     @classmethod
     def from_request(
-        cls, request: ChatRequest, headers: Mapping[str, str], continued_id: str | None = None
+        cls,
+        request: ChatRequest,
+        headers: Mapping[str, str],
+        continued_id: str | None = None,
+        episode: EpisodeTag | None = None,
     ) -> "RequestContext":
         """Raises BadRequest for a conversation id that cannot be stored. `continued_id`: if the client names none."""
         conversation_id = request.metadata.get(CONVERSATION_ID_KEY) or headers.get("x-conversation-id") or continued_id
@@ -69,7 +76,7 @@ class RequestContext:
         count = headers.get("x-stainless-retry-count", "0")
         num_retries = int(count) if count.isdecimal() and len(count) < 4 else 0
         task = tasks.find_task(request, headers)
-        return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries, task)
+        return cls(request, hashlib.sha256(body).hexdigest(), conversation_id, num_retries, task, episode)
 
 
 @dataclass(frozen=True)
@@ -120,20 +127,28 @@ async def plan_completion(
     headers: Mapping[str, str],
     request_id: str,
     details: WireDetails,
+    episode: EpisodeTag | None,
 ) -> Plan:
     """Decide which version answers, on which engine, and prepare the engine calls and the turn rows.
 
     The completion gets the id of the request with another prefix, so that either leads to it.
-    Raises NotFound for an unknown model, BadRequest for a request beyond the limits, Unavailable without an engine.
+    Raises NotFound for an unknown model or episode, BadRequest for a request beyond the limits, Conflict for an episode
+    that has ended, Unavailable without an engine.
     """
-    router, settings = services.get(VersionRouter), services.get(Settings)
+    router, settings, db = services.get(VersionRouter), services.get(Settings), services.get(Database)
     request = add_identity(request, headers)
+    policy_id = None if episode is None else await require_open(db, caller.project_id, episode)
     target = await router.resolve(caller.project_id, request.model)
+    if episode is not None and policy_id != target.model.policy_id:
+        message = (
+            f"The episode '{episode.episode_id}' is of another policy than '{request.model}'; name its own policy."
+        )
+        raise BadRequest(message, param="model", code="episode_policy")
     sampling = to_sampling(request, settings, details)  # first: what follows takes longer for a longer prompt
-    context = RequestContext.from_request(request, headers, details.conversation_id)
+    context = RequestContext.from_request(request, headers, details.conversation_id, episode)
     messages = [message.to_template_message() for message in request.messages]
-    parent, retried_turns = await _load_history(services.get(Database), caller, context, messages)
-    end_user = await _find_end_user(services.get(Database), caller, context)
+    parent, retried_turns = await _load_history(db, caller, context, messages)
+    end_user = await _find_end_user(db, caller, context)
     sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
     conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id("conv")
     previous = (parent.version_id, parent.policy_id) if parent else (None, None)
@@ -192,6 +207,9 @@ async def plan_completion(
             "request_params": request_params,
             "conversation_id": joined_id,
             "parent_id": parent.id if parent else None,
+            "episode_id": episode.episode_id if episode else None,
+            "episode_step": None,  # the writer numbers it
+            "agent": episode.agent if episode else None,
             "prefix_reuse": reuse_outcome,
             "end_user": end_user,
             "request_sha256": context.sha256,
@@ -273,7 +291,9 @@ async def _load_history(
     def read(connection: Connection) -> tuple[ParentTurn | None, Sequence[Any]]:
         parent = None
         if has_history:
-            parent = find_parent(connection, messages, caller, context.request.end_user, context.conversation_id)
+            episode_id = context.episode.episode_id if context.episode else None
+            named = (context.request.end_user, context.conversation_id, episode_id)
+            parent = find_parent(connection, messages, caller, *named)
         return parent, _find_retried_turns(connection, caller, context) if context.num_retries else ()
 
     return await db.run_read(read)
@@ -296,7 +316,9 @@ def _find_retried_turns(connection: Connection, caller: Caller, context: Request
     At most as many completions as the client says it has tried, and no turn that has a child: its reply had arrived.
     """
     is_named = context.conversation_id is not None and context.task is None
-    same_conversation = [Turn.conversation_id == context.conversation_id] if is_named else []
+    scope = [Turn.conversation_id == context.conversation_id] if is_named else []
+    if context.episode is not None:
+        scope.append(Turn.episode_id == context.episode.episode_id)
     child = aliased(Turn)
     return connection.execute(
         select(Turn.id, exists().where(Sample.turn_id == Turn.id).label("has_sample"))
@@ -306,7 +328,7 @@ def _find_retried_turns(connection: Connection, caller: Caller, context: Request
             Turn.created_at > now() - RETRY_SECONDS,
             Turn.deleted_at.is_(None),
             ~exists().where(child.parent_id == Turn.id),
-            *same_conversation,
+            *scope,
         )
         .order_by(Turn.created_at.desc(), Turn.id.desc())
         .limit(context.num_retries * context.request.n)

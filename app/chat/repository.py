@@ -33,7 +33,7 @@ from app.training.vote_totals import reopen_votes_on_turns
 
 ERASED_COLUMNS = (
     *("history_id", "reply", "own_prompt_ids", "output_ids", "logprobs"),
-    *("prefix_hash", "end_user", "request_sha256"),
+    *("prefix_hash", "end_user", "request_sha256", "agent"),
 )
 CompletionRows = tuple[list[Turn], Policy, Version]
 

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from alignment.signals.rules import length_penalty
 from app.chat import conversations
+from app.chat.episode_tags import find_tag
 from app.chat.fanout import StreamFanout, UnaryFanout, sum_usage
 from app.chat.histories import count_common
 from app.chat.planning import Plan, plan_completion
@@ -167,7 +168,9 @@ async def _start(
     """
     services = services_of(request)
     writer = services.get(TurnWriter)
-    plan = await plan_completion(services, caller, chat_request, request.headers, request.state.request_id, details)
+    episode = find_tag(caller, request.path_params, request.headers, chat_request.metadata)
+    request_id = request.state.request_id
+    plan = await plan_completion(services, caller, chat_request, request.headers, request_id, details, episode)
     add_log_fields(turn=plan.id, policy=plan.label.partition("@")[0], version=plan.label)
     fanout = fanout_type(plan.engine.client, plan.calls)
     is_recorded = plan.turn_start.required_weights is not None

@@ -10,7 +10,7 @@ from sqlalchemy import Integer, bindparam, case, cast, func, insert, or_, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.chat import histories
+from app.chat import episode_limits, histories
 from app.core.database import Database, now
 from app.core.errors import AttuneError, is_database_outage
 from app.core.group_commit import GroupCommit, ItemKey
@@ -129,8 +129,10 @@ FINISH_TURNS = (
 
 
 def key_of(item: TurnStart | TurnEnd) -> ItemKey:
-    """Return what the item may wait for: the lock of its turn."""
-    return ItemKey(None, item.turn_id if isinstance(item, TurnEnd) else item.turns[0]["id"])
+    """Return what the item may wait for: the lock of its turn, or that of the episode of new turns."""
+    if isinstance(item, TurnEnd):
+        return ItemKey(None, item.turn_id)
+    return ItemKey(None, item.turns[0].get("episode_id") or item.turns[0]["id"])
 
 
 class TurnWriter:
@@ -144,7 +146,10 @@ class TurnWriter:
         self._closer: asyncio.Task[None] | None = None
 
     async def record_start(self, start: TurnStart) -> None:
-        """Insert the turns and return when they are committed. Raises VersionNotLoaded if the weights have changed."""
+        """Insert the turns and return when they are committed.
+
+        Raises VersionNotLoaded if the weights have changed, and Conflict if the episode of the turns has ended.
+        """
         policy_ids = {turn["id"]: turn["policy_id"] for turn in start.turns}
         self._open |= policy_ids
         try:
@@ -215,6 +220,9 @@ def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) ->
     """Write a group of starts and ends in the open transaction; return one error or None for each item, in order."""
     starts = [item for item in items if isinstance(item, TurnStart)]
     refused = _refused_starts(connection, starts)
+    starts = [start for start in starts if id(start) not in refused]
+    errors = episode_limits.admit_turns(connection, [start.turns for start in starts])
+    refused |= {id(start): error for start, error in zip(starts, errors, strict=True) if error is not None}
     starts = [start for start in starts if id(start) not in refused]
     if starts:
         connection.execute(INSERT_TURNS, _leave_out_histories(connection, [row for one in starts for row in one.turns]))

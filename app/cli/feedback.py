@@ -88,7 +88,7 @@ def _render_feedback(row: Row) -> Iterator[str]:
 
 def _describe(row: Row) -> str:
     """Example: "binary up on chatcmpl-… by HUMAN/ada" """
-    target = row["completion_id"] or row["conversation_id"] or "several completions"
+    target = row["completion_id"] or row["conversation_id"] or row["episode_id"] or "several completions"
     return f"{row['kind']} {row['raw_value']} on {target} by {_format_source(row['source'])}"
 
 

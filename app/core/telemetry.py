@@ -10,6 +10,8 @@ from prometheus_client import Gauge, Histogram
 T = TypeVar("T", Gauge, Histogram)
 WINDOW = 1000  # replies
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+EPISODES = "/v1/episodes/"
+CHAT_ROUTES = ("/v1/chat/completions", "/v1/responses")
 TIMED_ROUTES = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "responses",
@@ -93,7 +95,12 @@ class Telemetry:
     @staticmethod
     def timed_route(method: str, path: str) -> str | None:
         """Return the name of a chat or feedback route; None for others, which are not timed."""
-        return TIMED_ROUTES.get(path) if method == "POST" else None
+        if method != "POST":
+            return None
+        if path.startswith(EPISODES):  # the chats of an episode are below its path
+            path = f"/v1/{path.removeprefix(EPISODES).partition('/')[2]}"
+            return TIMED_ROUTES[path] if path in CHAT_ROUTES else None
+        return TIMED_ROUTES.get(path)
 
     def record_begin(self, route: str) -> None:
         self.in_flight.labels(route).inc()

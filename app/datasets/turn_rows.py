@@ -36,7 +36,9 @@ TURNS_SCHEMA = pa.schema(
     [
         *_text_columns("id", "completion_id"),
         ("choice_index", pa.int32()),
-        *_text_columns("conversation_id", "parent_id"),
+        *_text_columns("conversation_id", "parent_id", "episode_id"),
+        ("episode_step", pa.int32()),
+        *_text_columns("agent"),
         ("created_at", pa.float64()),
         *_text_columns("model", "policy"),
         ("version", pa.int32()),

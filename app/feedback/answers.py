@@ -54,7 +54,7 @@ def view_new(kind: str, exclusion_reasons: Sequence[str | None]) -> dict[str, An
 
 
 def view_replay(
-    row: Mapping[str, Any], state: RecordedState, ranked_reasons: Sequence[str | None], *, has_conversation: bool
+    row: Mapping[str, Any], state: RecordedState, ranked_reasons: Sequence[str | None], *, has_target: bool
 ) -> dict[str, Any]:
     """Return `trainable` and `exclusion_reason` of feedback that was recorded before, and whether it still counts.
 
@@ -62,15 +62,15 @@ def view_replay(
         row: Its row. Its target is meant: the metadata of the request may lead to another reply by now.
         state: The state of the row.
         ranked_reasons: Of a comparison or a ranking: the exclusion reason of each of its replies that is left.
-        has_conversation: Whether the conversation that the row is about has a reply left.
+        has_target: Whether the conversation that the row is about has a reply left, or its episode exists.
     """
     views = {"effective": not (state.is_replaced or state.is_withdrawn), "withdrawn": bool(state.is_withdrawn)}
     reasons = ranked_reasons
     is_erased = not reasons
     if row["turn_id"] is not None:
         reasons, is_erased = [state.turn_exclusion_reason], bool(state.is_turn_deleted)
-    elif row["conversation_id"] is not None:
-        reasons, is_erased = [], not has_conversation
+    elif row["conversation_id"] is not None or row["episode_id"] is not None:
+        reasons, is_erased = [], not has_target
     losses = ((state.is_withdrawn, WITHDRAWN), (state.is_replaced, REPLACED), (is_erased, ERASED))
     loss = next((reason for is_lost, reason in losses if is_lost), None)
     if loss is not None:

@@ -27,6 +27,7 @@ from app.projects.auth import (
     look_up,
     sent_credential,
 )
+from app.projects.episode_keys import takes_episode_keys
 from app.projects.idempotency import IdempotentRoute
 from app.projects.scopes import checks_scope
 
@@ -75,6 +76,7 @@ FeedbackSubmitter = Annotated[Caller | TokenClaims, Depends(authenticate_submitt
     response_model=FeedbackView,
     responses={200: {"model": FeedbackView, "description": "a replay: this feedback was recorded before"}},
 )
+@takes_episode_keys
 async def submit_feedback(
     request: Request,
     submitter: FeedbackSubmitter,
@@ -150,16 +152,19 @@ async def list_feedback(
     db: DatabaseDep,
     completion_id: Annotated[CompletionId | None, Query()] = None,
     conversation_id: ConversationId = None,
+    episode_id: Annotated[str | None, Query(min_length=1, max_length=48)] = None,
     choice_index: Annotated[int | None, Query(ge=0, le=127)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     after: Annotated[str | None, Query(min_length=1, max_length=48)] = None,
     order: Literal["asc", "desc"] = "asc",
 ) -> Response:
-    """List the feedback about a completion, with its comparisons and rankings, or about a conversation."""
-    if (completion_id is None) == (conversation_id is None):
-        raise BadRequest("Give either 'completion_id' or 'conversation_id'.", param="completion_id")
+    """List the feedback about a completion, with its comparisons and rankings, a conversation or an episode."""
+    if [completion_id, conversation_id, episode_id].count(None) != 2:
+        message = "Give one of 'completion_id', 'conversation_id' and 'episode_id'."
+        raise BadRequest(message, param="completion_id")
     async with db.read() as session:
-        query = await queries.select_feedback(session, caller.project_id, completion_id, choice_index, conversation_id)
+        target = (completion_id, choice_index, conversation_id, episode_id)
+        query = await queries.select_feedback(session, caller.project_id, *target)
         page = await queries.list_page(
             session, caller.project_id, query, after=after, limit=limit, newest_first=order == "desc"
         )

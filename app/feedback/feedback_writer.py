@@ -17,9 +17,9 @@ from app.feedback import answers, repository
 from app.feedback.browser_tokens import TokenClaims
 from app.feedback.feedback_limits import FeedbackLimits, find_beyond_limits
 from app.feedback.keyed_feedback import KeyedFeedback
-from app.feedback.kinds import FeedbackCreate, OrderedFeedback, Rating, TargetedFeedback
+from app.feedback.kinds import AnyTarget, FeedbackCreate, OrderedFeedback, Rating, TargetedFeedback
 from app.feedback.repository import FoundTurns, ProjectAndValue
-from app.feedback.schemas import Choice, ConversationTarget, MetadataTarget, feedback_view
+from app.feedback.schemas import Choice, ConversationTarget, EpisodeTarget, feedback_view
 from app.models import VOTE_KINDS, new_id
 
 MAX_KEY_LENGTH = 250  # of the header; the column holds 255 characters, and a batch appends an index
@@ -35,7 +35,7 @@ class Submission:
     project_id: str
     request: FeedbackCreate
     raw_value: Any
-    target: Choice | ConversationTarget | MetadataTarget | None
+    target: AnyTarget | None
     key: str
     has_client_key: bool  # the client chose the key, so the submission may be a replay
     fingerprint: str  # SHA-256 of the meaning of the body
@@ -157,6 +157,9 @@ def submit_many(
     conversations = repository.find_conversations(
         connection, {(id, target.conversation_id) for id, target in targets if isinstance(target, ConversationTarget)}
     )
+    episodes = repository.find_episodes(
+        connection, {(id, target.episode_id) for id, target in targets if isinstance(target, EpisodeTarget)}
+    )
     keyed = KeyedFeedback(connection, {item.sender_key for item in items if item.sender_key is not None})
     new: dict[ProjectAndValue, NewFeedback] = {}
     refused: dict[int, AttuneError] = {}
@@ -164,7 +167,7 @@ def submit_many(
         try:
             _choose_key(item, keyed)
             if item.project_key not in new:
-                new[item.project_key] = _build_feedback(item, turns, conversations)
+                new[item.project_key] = _build_feedback(item, turns, conversations, episodes)
             if item.sender_key is not None:
                 keyed.accept(item.sender_key, new[item.project_key].row, item.request.sent_at)
         except (Conflict, NotFound) as error:
@@ -201,8 +204,11 @@ def submit_many(
             continue
         reasons = _exclusion_reasons(item, turns)
         if is_replay[index]:
-            has_conversation = (item.project_id, row["conversation_id"]) in conversations
-            more = answers.view_replay(row, states[row["seq"]], reasons, has_conversation=has_conversation)
+            has_target = (item.project_id, row["conversation_id"]) in conversations or (
+                item.project_id,
+                row["episode_id"],
+            ) in episodes
+            more = answers.view_replay(row, states[row["seq"]], reasons, has_target=has_target)
         else:
             more = answers.view_new(row["kind"], reasons)
         results.append(SubmissionResult(feedback_view(row, **more), is_replay[index]))
@@ -216,9 +222,11 @@ def _choose_key(item: Submission, keyed: KeyedFeedback) -> None:
         item.key = keyed.choose_idempotency_key(item.sender_key, item.fingerprint, item.request.sent_at)
 
 
-def _build_feedback(item: Submission, turns: FoundTurns, conversations: set[ProjectAndValue]) -> NewFeedback:
+def _build_feedback(
+    item: Submission, turns: FoundTurns, conversations: set[ProjectAndValue], episodes: set[ProjectAndValue]
+) -> NewFeedback:
     """Return the row for this item. Raises NotFound for a target that the project does not have."""
-    request, choice, turn_id, conversation_id = item.request, None, None, None
+    request, choice, turn_id, conversation_id, episode_id = item.request, None, None, None, None
     ranks: list[tuple[int, str]] = []
     if isinstance(item.target, Choice):
         choice = item.target
@@ -230,6 +238,11 @@ def _build_feedback(item: Submission, turns: FoundTurns, conversations: set[Proj
         if (item.project_id, conversation_id) not in conversations:
             raise NotFound(f"There is no conversation '{conversation_id}'.", param="conversation_id")
         target = f"conversation:{conversation_id}"
+    elif isinstance(item.target, EpisodeTarget):
+        episode_id = item.target.episode_id
+        if (item.project_id, episode_id) not in episodes:
+            raise NotFound(f"There is no episode '{episode_id}'.", param="target.episode_id")
+        target = f"episode:{episode_id}"
     elif ranks := [(rank, _find_turn(item.project_id, other, turns)) for rank, other in request.ranked_choices()]:
         # The target depends on the set of turns only: a new order replaces the earlier one.
         ranked_ids = "\n".join(sorted(turn_id for _, turn_id in ranks))
@@ -242,6 +255,7 @@ def _build_feedback(item: Submission, turns: FoundTurns, conversations: set[Proj
         "project_id": item.project_id,
         "turn_id": turn_id,
         "conversation_id": conversation_id,
+        "episode_id": episode_id,
         "target": target,
         "kind": request.kind,
         "name": request.name,
@@ -263,7 +277,7 @@ def _request_id(request: FeedbackCreate) -> str | None:
     return request.request_id if isinstance(request, TargetedFeedback) else None
 
 
-def _target_not_found(target: Choice | ConversationTarget | MetadataTarget | None) -> NotFound:
+def _target_not_found(target: AnyTarget | None) -> NotFound:
     if isinstance(target, ConversationTarget):
         message = f"There is no conversation '{target.conversation_id}' with a turn {target.turn}."
         return NotFound(message, param="target.turn")

@@ -26,7 +26,10 @@ from app.feedback.schemas import WITHDRAWAL
 from app.models import NUMERIC_KINDS, VOTE_KINDS, Feedback, FeedbackKey, new_id
 
 KEYS = cast(Table, FeedbackKey.__table__)
-COPIED_COLUMNS = ("project_id", "turn_id", "conversation_id", "target", "name", "source_kind", "source_id")
+COPIED_COLUMNS = (
+    *("project_id", "turn_id", "conversation_id", "episode_id"),
+    *("target", "name", "source_kind", "source_id"),
+)
 SUPERSEDED = "Feedback with this key and a later 'sent_at' was recorded before; nothing was changed."
 Row = Mapping[str, Any]  # of the table of feedback
 

@@ -24,6 +24,7 @@ from app.feedback.schemas import (
     ClientId,
     CompletionId,
     ConversationTarget,
+    EpisodeTarget,
     Metadata,
     MetadataTarget,
     Name,
@@ -41,16 +42,19 @@ ScaleNumber = Annotated[float, Field(strict=True, ge=-1e9, le=1e9)]
 def _target_tag(target: Any) -> str:
     """Return the tag of a target's type."""
     if isinstance(target, dict):
-        return next((key for key in ("conversation_id", "metadata") if key in target), "completion_id")
+        return next((key for key in ("conversation_id", "episode_id", "metadata") if key in target), "completion_id")
     return "completion_id"
 
 
 Target: TypeAlias = Annotated[
     Annotated[Choice, Tag("completion_id")]
     | Annotated[ConversationTarget, Tag("conversation_id")]
+    | Annotated[EpisodeTarget, Tag("episode_id")]
     | Annotated[MetadataTarget, Tag("metadata")],
     Discriminator(_target_tag),
 ]
+
+AnyTarget: TypeAlias = Choice | ConversationTarget | EpisodeTarget | MetadataTarget
 
 
 class FeedbackCreate(StrictModel):
@@ -83,7 +87,7 @@ class FeedbackCreate(StrictModel):
         """Return the feedback as a number in [-1, 1]; None for a kind without one."""
         return None
 
-    def get_target(self) -> Choice | ConversationTarget | MetadataTarget | None:
+    def get_target(self) -> AnyTarget | None:
         """Return the target; None when the value itself names the turns."""
         return None
 
@@ -115,7 +119,7 @@ class TargetedFeedback(FeedbackCreate):
             raise ValueError("'choice_index' requires 'completion_id'; inside 'target' it is a field of the target")
         return self
 
-    def get_target(self) -> Choice | ConversationTarget | MetadataTarget:
+    def get_target(self) -> AnyTarget:
         if self.target is not None:
             return self.target
         completion_id = self.completion_id or to_completion_id(self.request_id or "")

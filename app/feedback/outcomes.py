@@ -16,6 +16,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     or_,
     select,
@@ -33,6 +34,8 @@ from app.models import (
     VOTE_KINDS,
     Batch,
     BatchState,
+    Episode,
+    EpisodeState,
     Feedback,
     FeedbackRank,
     LearningMode,
@@ -66,6 +69,7 @@ class Reason(StrEnum):
     CONSENT = "consent"
     OTHER_SOURCES = "other_sources"
     ADMIN_REVIEW = "admin_review"
+    EPISODE_OPEN = "episode_open"
     REPLY_UNFINISHED = "reply_unfinished"
     PROCESSING = "processing"
     ROLLED_BACK = SampleRule.ROLLED_BACK
@@ -98,6 +102,7 @@ SENTENCES = {
     Reason.CONSENT: "It waits until its project or API key consents to training again.",
     Reason.OTHER_SOURCES: "It waits for the other reward sources of its reply.",
     Reason.ADMIN_REVIEW: "Its sample is quarantined and waits for an admin's decision.",
+    Reason.EPISODE_OPEN: "Its episode has not ended yet.",
     Reason.REPLY_UNFINISHED: "Its reply has not ended yet.",
     Reason.PROCESSING: "It has not been processed yet.",
     Reason.ROLLED_BACK: "The version that learned from it was rolled back.",
@@ -192,7 +197,7 @@ def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[boo
 
 
 def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
-    """Return (seq, turn id) of feedback that is no feedback on one turn: a ranking's turns, a conversation's turns.
+    """Return (seq, turn id) of feedback on several turns: those of a ranking, a conversation or an episode.
 
     The turn id is null if there is none left.
     """
@@ -202,13 +207,19 @@ def _turns_of_several(chosen: Iterable[ColumnElement[bool]]) -> Subquery:
         Turn.conversation_id == Feedback.conversation_id,
         Turn.origin == Origin.CHAT,
     )
+    in_episode = and_(
+        Turn.project_id == Feedback.project_id, Turn.episode_id == Feedback.episode_id, Turn.origin == Origin.CHAT
+    )
     # No index serves this. SQLite would use that of conversations, in which all other feedback has no conversation.
     is_about_conversation = func.coalesce(Feedback.conversation_id, "") != ""
-    ranked = several.add_columns(FeedbackRank.turn_id).where(~is_about_conversation)
+    is_about_episode = func.coalesce(Feedback.episode_id, "") != ""
+    ranked = several.add_columns(FeedbackRank.turn_id).where(~is_about_conversation, ~is_about_episode)
     conversations = several.add_columns(Turn.id).where(is_about_conversation)
+    episodes = several.add_columns(Turn.id).where(is_about_episode)
     return union_all(
         ranked.outerjoin_from(Feedback, FeedbackRank, FeedbackRank.feedback_seq == Feedback.seq),
         conversations.outerjoin_from(Feedback, Turn, in_conversation),
+        episodes.outerjoin_from(Feedback, Turn, in_episode),
     ).subquery("concerned")
 
 
@@ -246,6 +257,11 @@ def to_code(conditions: Conditions) -> ColumnElement[int]:
     return case(*codes, else_=CODES[Reason.UNTRAINABLE])
 
 
+def _is_about_open_episode() -> ColumnElement[bool]:
+    is_open = (Episode.id == Feedback.episode_id, Episode.state == EpisodeState.OPEN)
+    return exists().where(*is_open).correlate(Feedback)
+
+
 def _outcome_code() -> ColumnElement[int]:
     """Return the code of the outcome's reason.
 
@@ -257,6 +273,7 @@ def _outcome_code() -> ColumnElement[int]:
         (is_withdrawn(), Reason.WITHDRAWN),
         (is_replaced(), Reason.REPLACED),
         (Feedback.kind.not_in(VOTE_KINDS), Reason.NO_REWARD),
+        (~Feedback.processed & _is_about_open_episode(), Reason.EPISODE_OPEN),
         (or_(Turn.id.is_(None), Turn.deleted_at.is_not(None)), Reason.ERASED),
         (~Feedback.processed & (Turn.state == TurnState.OPEN), Reason.REPLY_UNFINISHED),
         (~Feedback.processed, Reason.PROCESSING),

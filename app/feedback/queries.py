@@ -1,4 +1,4 @@
-"""Read feedback by id, by completion or by conversation, with what became of it."""
+"""Read feedback by id, by completion, by conversation or by episode, with what became of it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from app.core.pagination import apply_keyset
 from app.feedback.outcomes import read_outcomes
 from app.feedback.repository import FEEDBACK
 from app.feedback.schemas import WITHDRAWAL, feedback_view
-from app.models import REQUESTED, Feedback, FeedbackRank, Turn
+from app.models import REQUESTED, Episode, Feedback, FeedbackRank, Turn
 
 Row = Mapping[Any, Any]
 
@@ -44,32 +44,40 @@ async def select_feedback(
     completion_id: str | None,
     choice_index: int | None,
     conversation_id: str | None,
+    episode_id: str | None = None,
 ) -> Select[Any]:
-    """Return the query of all feedback about a completion or about a conversation and its turns. Raises NotFound.
+    """Return the query of all feedback about a completion, or about a conversation or an episode and its turns.
 
-    Comparisons and rankings are included.
+    Comparisons and rankings are included. Raises NotFound.
     """
     turns = select(Turn.id).where(Turn.project_id == project_id, Turn.deleted_at.is_(None))
-    about_conversation = []
+    about_whole = []
     if completion_id is not None:
         turns = turns.where(Turn.completion_id == completion_id, Turn.origin.in_(REQUESTED))
         if choice_index is not None:
             turns = turns.where(Turn.choice_index == choice_index)
+    elif episode_id is not None:
+        turns = turns.where(Turn.episode_id == episode_id)
+        in_episode = (Feedback.project_id == project_id, Feedback.episode_id == episode_id)
+        about_whole = [select(Feedback.seq).where(*in_episode)]
     else:
         turns = turns.where(Turn.conversation_id == conversation_id)
         in_conversation = (Feedback.project_id == project_id, Feedback.conversation_id == conversation_id)
-        about_conversation = [select(Feedback.seq).where(*in_conversation)]
-    if await session.scalar(turns.limit(1)) is None:
+        about_whole = [select(Feedback.seq).where(*in_conversation)]
+    if episode_id is not None:
+        is_episode = select(Episode.id).where(Episode.project_id == project_id, Episode.id == episode_id)
+        require_row(await session.scalar(is_episode), f"There is no episode '{episode_id}'.", param="episode_id")
+    elif await session.scalar(turns.limit(1)) is None:
         name = "conversation" if completion_id is None else "completion"
         raise NotFound(f"There is no {name} '{completion_id or conversation_id}'.", param=f"{name}_id")
     about_turn = select(Feedback.seq).where(Feedback.turn_id.in_(turns))
     in_ranking = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turns))
     # A union lets each part use its own index; an OR would read the whole table.
-    return select_all_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, *about_conversation)))
+    return select_all_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, *about_whole)))
 
 
 def select_feedback_on_turn(turn: Turn) -> Select[Any]:
-    """Return the query of the feedback about a turn, about its place in a ranking, and about its whole conversation."""
+    """Return the query of the feedback about a turn, its place in a ranking, its whole conversation and its episode."""
     about_turn = select(Feedback.seq).where(Feedback.turn_id == turn.id)
     in_ranking = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id == turn.id)
     about_conversation = select(Feedback.seq).where(
@@ -77,7 +85,11 @@ def select_feedback_on_turn(turn: Turn) -> Select[Any]:
         Feedback.conversation_id == turn.conversation_id,
         Feedback.turn_id.is_(None),
     )
-    return select_all_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, about_conversation)))
+    about_episode = select(Feedback.seq).where(
+        Feedback.project_id == turn.project_id, Feedback.episode_id == turn.episode_id
+    )
+    parts = (about_turn, in_ranking, about_conversation, about_episode)
+    return select_all_feedback().where(Feedback.seq.in_(union_all(*parts)))
 
 
 async def list_page(

@@ -28,13 +28,14 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.sql.dml import ReturningInsert
 
 from app.feedback.schemas import WITHDRAWAL
-from app.models import REQUESTED, Feedback, FeedbackRank, Turn
+from app.models import REQUESTED, Episode, Feedback, FeedbackRank, Turn
 
 FEEDBACK = cast(Table, Feedback.__table__)
 RANKS = cast(Table, FeedbackRank.__table__)
 TURNS = cast(Table, Turn.__table__)
+EPISODES = cast(Table, Episode.__table__)
 ADVISORY_LOCK_CLASS = 0x66623A  # class of the PostgreSQL advisory locks that serialize a project's feedback
-ProjectAndValue = tuple[str, str]  # project id, and a key, a conversation id or a target
+ProjectAndValue = tuple[str, str]  # project id, and a key, a conversation, an episode or a target
 
 
 class FoundTurn(NamedTuple):
@@ -70,6 +71,14 @@ def find_conversations(connection: Connection, pairs: AbstractSet[ProjectAndValu
         return set()
     rows = connection.execute(_conversations_statement(has_arrays(connection)), _split_pairs(pairs))
     return {(project, conversation) for project, conversation in rows} & pairs
+
+
+def find_episodes(connection: Connection, pairs: AbstractSet[ProjectAndValue]) -> set[ProjectAndValue]:
+    """Return the (project, episode) pairs that exist, with turns or without."""
+    if not pairs:
+        return set()
+    rows = connection.execute(_episodes_statement(has_arrays(connection)), _split_pairs(pairs))
+    return {(project, episode) for project, episode in rows} & pairs
 
 
 def find_by_keys(connection: Connection, keys: AbstractSet[ProjectAndValue]) -> dict[ProjectAndValue, dict[str, Any]]:
@@ -156,6 +165,12 @@ def _conversations_statement(arrays: bool) -> Select[Any]:
         TURNS.c.deleted_at.is_(None),
     )
     return statement.distinct()
+
+
+@lru_cache(maxsize=2)
+def _episodes_statement(arrays: bool) -> Select[Any]:
+    statement = select(EPISODES.c.project_id, EPISODES.c.id)
+    return statement.where(is_in(EPISODES.c.id, "others", arrays), is_in(EPISODES.c.project_id, "projects", arrays))
 
 
 @lru_cache(maxsize=2)

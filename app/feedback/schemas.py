@@ -13,6 +13,7 @@ from app.models import SourceKind, to_completion_id
 CompletionId = Annotated[str, StringConstraints(min_length=1, max_length=255), AfterValidator(to_completion_id)]
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 ConversationId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+EpisodeId = Annotated[str, StringConstraints(min_length=1, max_length=48)]
 ChoiceIndex = Annotated[StrictInt, Field(ge=0, le=127)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[\w.-]+$")]
 ClientId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -67,6 +68,12 @@ class ConversationTarget(StrictModel):
         return self
 
 
+class EpisodeTarget(StrictModel):
+    """An episode as a whole: its outcome, or what somebody says of it later."""
+
+    episode_id: EpisodeId
+
+
 class MetadataTarget(StrictModel):
     """Pairs of the chat request's `metadata`. All must match; the newest matching turn is the target."""
 
@@ -91,9 +98,12 @@ class FeedbackView(BaseModel):
 
     object: Literal["feedback"] = "feedback"
     id: str
-    completion_id: str | None = Field(description="null for feedback about a conversation, a comparison or a ranking")
+    completion_id: str | None = Field(
+        description="null for feedback about a conversation or an episode, a comparison or a ranking"
+    )
     choice_index: int | None
     conversation_id: str | None = Field(description="set for feedback about the conversation as a whole")
+    episode_id: str | None = Field(None, description="set for feedback about the episode as a whole")
     kind: str
     value: float | None
     raw_value: Any
@@ -105,7 +115,7 @@ class FeedbackView(BaseModel):
     trainable: bool | None = Field(
         None,
         description="only when submitted: whether it can give a reward, as far as its replies and its kind tell; null "
-        "for a conversation and for a label, which depends on the policy's settings",
+        "for a conversation, for an episode and for a label, which depends on the policy's settings",
     )
     exclusion_reason: str | None = Field(None, description="only when submitted: why it is not trainable")
     effective: bool | None = Field(
@@ -138,7 +148,7 @@ class BatchResults(BaseModel):
 
 
 COPIED_COLUMNS = (
-    *("id", "completion_id", "choice_index", "conversation_id"),
+    *("id", "completion_id", "choice_index", "conversation_id", "episode_id"),
     *("kind", "value", "raw_value", "name", "comment"),
 )
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
@@ -20,9 +21,9 @@ from app.feedback.keyed_feedback import (
 )
 from app.feedback.kinds import FeedbackCreate, parse_feedback
 from app.feedback.queries import get_feedback, read_views
-from app.feedback.schemas import ConversationTarget, MetadataTarget
+from app.feedback.schemas import ConversationTarget, EpisodeTarget, MetadataTarget
 from app.feedback.target_queries import find_newest_turns, find_numbered_turns
-from app.models import VOTE_KINDS, AuditAction, Feedback, SourceKind, new_id, record_audit
+from app.models import VOTE_KINDS, AuditAction, Feedback, SourceKind, Turn, new_id, record_audit
 from app.projects.auth import Caller
 from app.projects.scopes import PROGRAMS_SCOPE
 
@@ -51,7 +52,27 @@ async def submit(
         _require_source_scope(submitter, request)
     submission = build_submission(submitter.project_id, request, body, header_key=header_key, token=token)
     await _resolve_targets(db, submitter.project_id, [submission])
+    if isinstance(submitter, Caller) and submitter.episode_id is not None:
+        if request.key is not None:  # it could replace what others have said about other replies
+            raise Forbidden("The key of an episode does not allow a 'key'; use 'id'.", param="key", code="episode_key")
+        await _require_own_target(db, submitter.project_id, submitter.episode_id, submission)
     return await writer.submit(submission)
+
+
+async def _require_own_target(db: Database, project_id: str, episode_id: str, submission: Submission) -> None:
+    """Raise Forbidden for feedback with the key of an episode that is not on this episode or on replies in it."""
+    target, is_own = submission.target, False
+    if isinstance(target, EpisodeTarget):
+        is_own = target.episode_id == episode_id
+    elif choices := submission.choices():
+        ids = {choice.completion_id for choice in choices}
+        in_episode = (Turn.project_id == project_id, Turn.completion_id.in_(ids), Turn.episode_id == episode_id)
+        query = select(Turn.completion_id).where(*in_episode).distinct()
+        async with db.read() as session:
+            is_own = ids == set(await session.scalars(query))
+    if not is_own:
+        message = f"The key of the episode '{episode_id}' gives feedback on this episode and on replies in it."
+        raise Forbidden(message, param="target", code="episode_key")
 
 
 def _require_source_scope(caller: Caller, request: FeedbackCreate) -> None:

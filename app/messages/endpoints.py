@@ -20,6 +20,7 @@ from app.messages.events import MessageEvents, render_message
 from app.messages.schemas import CountRequest, MessagesRequest, parse_count_request, parse_messages_request
 from app.messages.translation import has_late_system, to_chat_body
 from app.projects.auth import Caller, ChatCaller, GeneratingCaller
+from app.projects.episode_keys import takes_episode_keys
 
 router = APIRouter(prefix="/v1/messages", tags=["chat"], responses=ERROR_RESPONSES)
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -51,6 +52,7 @@ def rename_parameters() -> Iterator[None]:
 
 
 @router.post("", responses=RESPONSES)
+@takes_episode_keys
 async def create_message(
     request: Request,
     caller: GeneratingCaller,
@@ -81,6 +83,7 @@ async def create_message(
 
 
 @router.post("/count_tokens", response_model=TokenCount)
+@takes_episode_keys
 async def count_tokens(
     request: Request,
     caller: ChatCaller,

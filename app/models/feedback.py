@@ -22,7 +22,7 @@ class SourceKind(StrEnum):
 
 
 class Feedback(Created, Base):
-    """What a source said about a turn, a conversation, or (comparisons and rankings) the turns of its FeedbackRanks."""
+    """What a source said about a turn, a conversation, an episode, or the turns that it ranks (FeedbackRank)."""
 
     __tablename__ = "feedback"
 
@@ -31,6 +31,7 @@ class Feedback(Created, Base):
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"), index=True)
     conversation_id: Mapped[str | None] = mapped_column(String(255))
+    episode_id: Mapped[str | None] = mapped_column(String(48), doc="of feedback on an episode as a whole")
     target: Mapped[str] = mapped_column(
         String(300),
         nullable=True,
@@ -71,6 +72,7 @@ class Feedback(Created, Base):
         ),
         Index("ix_feedback_of_target", "project_id", "target", "source_kind", "source_id", "name", "seq"),
         Index("ix_feedback_project_id_conversation_id", "project_id", "conversation_id"),
+        partial_index("ix_feedback_of_episode", "project_id", "episode_id", where="episode_id IS NOT NULL"),
         partial_index("ix_feedback_project_id_created_at", "project_id", "created_at", where="emptied_at IS NULL"),
         partial_index(
             "ix_feedback_uncounted_votes",

@@ -61,6 +61,11 @@ class Turn(Entity, Base):
     origin: Mapped[str] = mapped_column(String(16), default=Origin.CHAT, server_default=Origin.CHAT)
     conversation_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's, or one that was generated")
     parent_id: Mapped[str | None] = mapped_column(String(48), index=True, doc="the turn before, in this conversation")
+    episode_id: Mapped[str | None] = mapped_column(String(48), doc="the episode of an agent that it belongs to")
+    episode_step: Mapped[int | None] = mapped_column(
+        doc="1 for the first completion of its episode; its choices share it"
+    )
+    agent: Mapped[str | None] = mapped_column(String(63), doc="the agent's role in the episode, as its client names it")
     shadow_of_id: Mapped[str | None] = mapped_column(
         String(48), doc="of a shadow: the chat turn whose prompt it answers"
     )
@@ -136,6 +141,7 @@ class Turn(Entity, Base):
         partial_index("ix_turns_of_end_user", "project_id", "end_user", "created_at", where="end_user IS NOT NULL"),
         partial_index("ix_turns_with_content", "project_id", "created_at", "id", where="deleted_at IS NULL"),
         partial_index("ix_turns_shadow_of_id", "shadow_of_id", where="shadow_of_id IS NOT NULL"),
+        partial_index("ix_turns_of_episode", "episode_id", "episode_step", where="episode_id IS NOT NULL"),
         partial_index("ix_turns_history_id", "history_id", where="history_id IS NOT NULL"),
         Index(
             "ix_turns_project_id_finished_at",

@@ -108,11 +108,11 @@ async def _erase_chunk(
     """
     turn_ids, seqs = chunk
     await unlearning.lock_policies_and_turns(session, names.project_id, turn_ids)
-    columns = load_only(Turn.id, Turn.project_id, Turn.state, Turn.parent_id, Turn.conversation_id)
+    columns = load_only(Turn.id, Turn.project_id, Turn.state, Turn.parent_id, Turn.conversation_id, Turn.episode_id)
     existing = select(Turn).where(Turn.id.in_(turn_ids), Turn.deleted_at.is_(None)).options(columns)
     turns = list(await session.scalars(existing))
     own = {turn.id for turn in turns}
-    ended = await row_deletion.find_ended_conversations(session, names.project_id, turns)
+    ended = await row_deletion.find_ended(session, names.project_id, turns)
     feedback = await row_deletion.lock_feedback(session, names.project_id, turn_ids, seqs, ended)
     kinds = await lineage.list_reward_kinds(session, names.project_id, settings)
     rated = await lineage.find_feedback_turns(session, [row.seq for row in feedback if row.kind in kinds])
@@ -123,14 +123,14 @@ async def _erase_chunk(
     result.rewards = await row_deletion.delete_rewards(session, names, own, others)
     await row_deletion.empty_judgements(session, own, {turn.parent_id for turn in turns if turn.parent_id} - own)
     await row_deletion.delete_feedback(session, names.project_id, feedback, others)
-    await row_deletion.delete_raters(session, names, turns, ended)
-    result.pins = await row_deletion.delete_pins(session, names, ended)
+    await row_deletion.delete_raters(session, names, turns, ended.conversations)
+    result.pins = await row_deletion.delete_pins(session, names, ended.conversations)
     result.batches = await unlearning.unlearn_turns(session, own, others | discounted)
     learned_from = rated | dict.fromkeys(discounted, 0.0)
     result.versions = sorted(await lineage.versions_trained_on_turns(session, learned_from))
     await unlearning.mark_tainted(session, result.versions)
     result.reward_models = sorted(set(await unlearning.unlearn_reward_models(session, rated, settings)))
-    await row_deletion.erase_turns(session, names.project_id, turns)
+    await row_deletion.erase_turns(session, names.project_id, turns, ended)
     await row_deletion.delete_mentions(session, names, others)
     action = AuditAction.SUBJECT_ERASED
     record_audit(session, actor, action, names.sha256, project_id=names.project_id, **vars(result))

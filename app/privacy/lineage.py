@@ -86,15 +86,17 @@ def select_training_feedback(batch_id: str, kinds: Kinds, after: tuple[str, str]
 def _rated_turns() -> list[Select[Any]]:
     """Return queries for (turn id, feedback seq, time of the feedback) of all turns that feedback is about.
 
-    There is one for feedback on a single turn, one for rankings, and one for feedback on whole conversations.
+    There is one for feedback on a single turn, one for rankings, and one each for whole conversations and episodes.
     """
     rated: Any = select(Turn.id.label("turn_id"), Feedback.seq, Feedback.created_at).select_from(Turn)
     rank = FeedbackRank.turn_id == Turn.id
     same_conversation = and_(Feedback.project_id == Turn.project_id, Feedback.conversation_id == Turn.conversation_id)
+    same_episode = and_(Feedback.project_id == Turn.project_id, Feedback.episode_id == Turn.episode_id)
     return [
         rated.join(Feedback, Feedback.turn_id == Turn.id),
         rated.join(FeedbackRank, rank).join(Feedback, Feedback.seq == FeedbackRank.feedback_seq),
         rated.join(Feedback, and_(same_conversation, Feedback.turn_id.is_(None))),
+        rated.join(Feedback, same_episode),
     ]
 
 
@@ -176,7 +178,7 @@ async def list_trained_versions(session: AsyncSession, ids: Collection[str]) -> 
 async def find_feedback_turns(session: AsyncSession, seqs: Sequence[int]) -> dict[str, float]:
     """Return the ids of the turns that this feedback is about, each with the time of its earliest feedback.
 
-    Feedback may be about one turn, about the turns that it ranks, or about every turn of a conversation.
+    Feedback may be about one turn, about the turns that it ranks, or about every turn of a conversation or episode.
     """
     feedback = select(Feedback.seq).where(Feedback.seq.in_(seqs)).cte("feedback_seqs")
     in_feedback = Feedback.seq.in_(select(feedback.c.seq))

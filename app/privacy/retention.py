@@ -94,6 +94,7 @@ def _is_in_use(turn: Any) -> ColumnElement[bool]:
     It or feedback on it is not processed, its sample waits or is in an open batch, a judgement is open, or a reward
     model is being fitted on it.
     """
+    is_of_episode = and_(Feedback.project_id == turn.project_id, Feedback.episode_id == turn.episode_id)
     is_of_conversation = and_(Feedback.project_id == turn.project_id, Feedback.conversation_id == turn.conversation_id)
     return or_(
         turn.state == TurnState.OPEN,
@@ -102,6 +103,7 @@ def _is_in_use(turn: Any) -> ColumnElement[bool]:
         _has_row(Judgement, Judgement.turn_id == turn.id, Judgement.state == JudgementState.OPEN),
         _has_row(Feedback, Feedback.turn_id == turn.id, ~Feedback.processed),
         _has_row(Feedback, is_of_conversation, ~Feedback.processed),
+        _has_row(Feedback, is_of_episode, ~Feedback.processed),
         _has_row(
             FeedbackRank,
             FeedbackRank.turn_id == turn.id,
@@ -162,9 +164,9 @@ def select_turns(project_id: str, days: float) -> Select[Any]:
 def select_feedback(project_id: str, days: float) -> Select[Any]:
     """Return a query for the numbers of the expired feedback, the oldest first.
 
-    Feedback on a turn or a conversation that is kept, or that an open batch learns from, is kept.
+    Feedback on a turn, a conversation or an episode that is kept, or that an open batch learns from, is kept.
     """
-    turn, ranked, of_conversation = aliased(Turn), aliased(Turn), aliased(Turn)
+    turn, ranked, of_conversation, of_episode = aliased(Turn), aliased(Turn), aliased(Turn), aliased(Turn)
     uses = (
         _has_row(turn, turn.id == Feedback.turn_id, turn.deleted_at.is_(None)),
         _has_row(
@@ -178,6 +180,7 @@ def select_feedback(project_id: str, days: float) -> Select[Any]:
             of_conversation.conversation_id == Feedback.conversation_id,
             of_conversation.deleted_at.is_(None),
         ),
+        _has_row(of_episode, of_episode.episode_id == Feedback.episode_id, of_episode.deleted_at.is_(None)),
         _has_row(Batch, Batch.id == Feedback.batch_id, Batch.state == BatchState.OPEN),
     )
     conditions = (Feedback.project_id == project_id, Feedback.emptied_at.is_(None), Feedback.processed)

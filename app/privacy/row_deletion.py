@@ -1,6 +1,7 @@
 """Deletes the rows of one chunk of an erasure, or empties those that others refer to or count."""
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, case, delete, insert, or_, select, tuple_, union_all, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,6 +14,7 @@ from app.feedback.schemas import WITHDRAWAL
 from app.models import (
     Audit,
     AuditAction,
+    Episode,
     Feedback,
     FeedbackRank,
     Judgement,
@@ -27,6 +29,7 @@ from app.models import (
     new_id,
 )
 from app.models.audit import RATER_ACTIONS
+from app.privacy import episode_content
 from app.privacy.subjects import SubjectNames
 from app.raters import names as rater_names
 from app.training.vote_totals import reopen_votes
@@ -38,30 +41,43 @@ async def _execute(session: AsyncSession, statement: Update | Delete) -> int:
     return int(result.rowcount)  # type: ignore[attr-defined]
 
 
-async def find_ended_conversations(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> set[str]:
-    """Return the conversations that have no turns but these."""
-    conversation_ids = {turn.conversation_id for turn in turns if turn.conversation_id is not None}
-    remaining = await session.scalars(
-        select(Turn.conversation_id).where(
-            Turn.project_id == project_id,
-            Turn.conversation_id.in_(conversation_ids),
-            Turn.deleted_at.is_(None),
-            Turn.id.not_in([turn.id for turn in turns]),
+class EndedWholes(NamedTuple):
+    """The conversations and the episodes that have no turns but those of a chunk."""
+
+    conversations: set[str]
+    episodes: set[str]
+
+
+async def find_ended(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> EndedWholes:
+    """Return the conversations and the episodes that have no turns but these."""
+    ended: list[set[str]] = []
+    for column in (Turn.conversation_id, Turn.episode_id):
+        ids = {id for turn in turns if (id := getattr(turn, column.key)) is not None}
+        remaining = await session.scalars(
+            select(column).where(
+                Turn.project_id == project_id,
+                column.in_(ids),
+                Turn.deleted_at.is_(None),
+                Turn.id.not_in([turn.id for turn in turns]),
+            )
         )
-    )
-    return conversation_ids - set(remaining)
+        ended.append(ids - set(remaining))
+    return EndedWholes(*ended)
 
 
 async def lock_feedback(
-    session: AsyncSession, project_id: str, turn_ids: Collection[str], seqs: Collection[int], ended: Collection[str]
+    session: AsyncSession, project_id: str, turn_ids: Collection[str], seqs: Collection[int], ended: EndedWholes
 ) -> list[Feedback]:
-    """Lock and return the feedback with these sequence numbers, on these turns, and on the `ended` conversations."""
+    """Lock and return the feedback with these numbers, on these turns, and on `ended` conversations and episodes."""
     queries = (
         select(Feedback.seq).where(Feedback.turn_id.in_(turn_ids)),
         select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(turn_ids)),
         select(Feedback.seq).where(
-            Feedback.project_id == project_id, Feedback.turn_id.is_(None), Feedback.conversation_id.in_(ended)
+            Feedback.project_id == project_id,
+            Feedback.turn_id.is_(None),
+            Feedback.conversation_id.in_(ended.conversations),
         ),
+        select(Feedback.seq).where(Feedback.project_id == project_id, Feedback.episode_id.in_(ended.episodes)),
         select(Feedback.seq).where(Feedback.seq.in_(seqs)),
     )
     rows = select(Feedback).where(Feedback.project_id == project_id, Feedback.seq.in_(union_all(*queries)))
@@ -129,8 +145,11 @@ async def empty_judgements(session: AsyncSession, own: Collection[str], parents:
     )
 
 
-async def erase_turns(session: AsyncSession, project_id: str, turns: Sequence[Turn]) -> None:
-    """Empty the turns as the deletion of a completion does, and their conversation ids and sampling parameters too."""
+async def erase_turns(session: AsyncSession, project_id: str, turns: Sequence[Turn], ended: EndedWholes) -> None:
+    """Empty the turns as the deletion of a completion does, and their conversation ids and sampling parameters too.
+
+    What the caller wrote about their episodes is erased with them; of the `ended` ones the outcome, too.
+    """
     if turns:
         await chats.erase(session, turns)
     conversation_ids = {turn.conversation_id for turn in turns} - {None}
@@ -140,6 +159,12 @@ async def erase_turns(session: AsyncSession, project_id: str, turns: Sequence[Tu
         .where(Turn.project_id == project_id, matches, Turn.deleted_at.is_not(None))
         .values(conversation_id=None, sampling={}, prefix_reuse=None),
     )
+    episode_ids = {turn.episode_id for turn in turns if turn.episode_id is not None}
+    if episode_ids:
+        is_ended = Episode.id.in_(ended.episodes)
+        await episode_content.erase(session, project_id, is_ended, with_outcome=True)
+        others = (Episode.id.in_(episode_ids), ~is_ended)
+        await episode_content.erase(session, project_id, *others, with_outcome=False)
 
 
 async def delete_raters(

@@ -13,6 +13,7 @@ from app.chat.histories import read_messages, read_prompt_ids
 from app.core.database import Database
 from app.models import (
     Base,
+    Episode,
     Feedback,
     FeedbackRank,
     Judgement,
@@ -32,7 +33,8 @@ PAGE_SIZE = 64  # turns in memory at a time
 # Columns of the service that say nothing about the subject.
 LEASE_COLUMNS = {"lease_owner", "lease_until", "heartbeat_at", "attempt", "fence"}
 HISTORY_COLUMNS = {"history_id", "num_history_messages", "num_history_tokens", "own_messages", "own_prompt_ids"}
-INTERNAL_COLUMNS = LEASE_COLUMNS | HISTORY_COLUMNS | {"processed", "request_sha256", "fingerprint"}
+EPISODE_COLUMNS = {"key_sha256", "end_fingerprint"}
+INTERNAL_COLUMNS = LEASE_COLUMNS | HISTORY_COLUMNS | EPISODE_COLUMNS | {"processed", "request_sha256", "fingerprint"}
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,9 @@ async def count_rows(session: AsyncSession, names: SubjectNames) -> dict[str, in
 
 
 async def export_lines(db: Database, records: SubjectRecords) -> AsyncIterator[bytes]:
-    """Yield every row as a line of JSON: raters and pins, turns with what belongs to them, feedback on others' turns.
+    """Yield every row as a line of JSON: raters, pins, turns with what belongs to them, feedback on others' turns.
+
+    An episode of several pages of turns is in each of them.
 
     The rows are read page by page. While a client reads them, no connection to the database is held.
     """
@@ -163,8 +167,10 @@ async def export_lines(db: Database, records: SubjectRecords) -> AsyncIterator[b
     for start in range(0, len(records.turns), PAGE_SIZE):
         ids = records.turns[start : start + PAGE_SIZE]
         ranked = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(ids))
+        episode_ids = select(Turn.episode_id).where(Turn.id.in_(ids))
         queries: dict[str, Select[Any]] = {
             "turn": select(Turn).where(Turn.id.in_(ids)).order_by(Turn.created_at, Turn.id),
+            "episode": select(Episode).where(Episode.id.in_(episode_ids)).order_by(Episode.created_at, Episode.id),
             "feedback.received": select(Feedback)
             .where(or_(Feedback.turn_id.in_(ids), Feedback.seq.in_(ranked)))
             .order_by(Feedback.seq),

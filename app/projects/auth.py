@@ -3,7 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Protocol, TypeVar
 
 from cachetools import LRUCache
@@ -18,8 +18,8 @@ from app.core.errors import Forbidden, RateLimited, Unauthorized
 from app.core.http import services_of, settings_of
 from app.core.project_limits import ProjectLimits
 from app.core.rate_limits import RateLimiter
-from app.models import ApiKey, Project
-from app.projects import service, usage
+from app.models import ApiKey, Episode, Project
+from app.projects import episode_keys, service, usage
 from app.projects.scopes import CONTENT_SCOPE, checks_scope, has_scope
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class Caller:
     requests_per_minute: int | None = None
     max_concurrency: int | None = None
     project_limits: ProjectLimits = field(default_factory=ProjectLimits)  # the project's own
+    episode_id: str | None = None  # with the key of an episode: the one that it is limited to
 
 
 class ApiKeyCache(SingleFlightCache[str, tuple[Caller, float]]):
@@ -54,7 +55,10 @@ class ApiKeyCache(SingleFlightCache[str, tuple[Caller, float]]):
     async def find(self, db: Database, key: str) -> Caller | None:
         """Return the caller of an API key, or None for a key that is unknown, revoked or expired."""
         digest = service.digest_key(key)
-        cached = await self.get(digest, lambda: read_caller(db, ApiKey.sha256 == digest))
+        if key.startswith(episode_keys.PREFIX):
+            cached = await self.get(digest, lambda: read_episode_caller(db, digest))
+        else:
+            cached = await self.get(digest, lambda: read_caller(db, ApiKey.sha256 == digest))
         if cached is None:
             self._seen.pop(digest, None)
             return None
@@ -98,6 +102,18 @@ async def read_caller(db: Database, is_key: ColumnElement[bool]) -> tuple[Caller
         project_limits=ProjectLimits.from_row(limits),
     )
     return caller, math.inf if remaining_seconds is None else remaining_seconds
+
+
+async def read_episode_caller(db: Database, key_sha256: str) -> tuple[Caller, float] | None:
+    """Return the caller of the key of an episode: the one that created it, limited to it."""
+    query = select(Episode.id, Episode.key_id).where(Episode.key_sha256 == key_sha256, episode_keys.key_is_valid())
+    async with db.read() as session:
+        episode = (await session.execute(query)).one_or_none()
+    creator = None if episode is None else await read_caller(db, ApiKey.id == episode.key_id)
+    if episode is None or creator is None:
+        return None
+    caller, remaining_seconds = creator
+    return replace(caller, episode_id=episode.id, scopes=episode_keys.select_scopes(caller.scopes)), remaining_seconds
 
 
 async def database(request: Request) -> Database:  # async, because FastAPI runs other dependencies in a thread
@@ -166,7 +182,8 @@ async def authenticate(request: Request, db: Database, scope: str) -> Caller:
 async def identify(request: Request, db: Database, key: str) -> Caller:
     """Return the caller of this API key, whatever its scopes. Raises Unauthorized.
 
-    Raises RateLimited for an unknown key if many came from the client's address.
+    Raises RateLimited for an unknown key if many came from the client's address, and Forbidden for the key of an
+    episode on a route that takes none.
     """
     if not key:
         raise Unauthorized("Send your API key as 'Authorization: Bearer sk-attune-…', or as 'x-api-key'.")
@@ -178,7 +195,10 @@ async def identify(request: Request, db: Database, key: str) -> Caller:
             raise Unauthorized("This API key is unknown or revoked.")
         return caller
 
-    return await look_up(request, key, find)
+    caller = await look_up(request, key, find)
+    if caller.episode_id is not None:
+        episode_keys.require_episode_route(request)
+    return caller
 
 
 async def look_up(request: Request, credential: str, find: Callable[[], Awaitable[T]]) -> T:

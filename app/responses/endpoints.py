@@ -15,6 +15,7 @@ from app.chat.wire_details import WireDetails
 from app.core.errors import ERROR_RESPONSES, AttuneError
 from app.core.http import EVENT_STREAM, json_body, json_response
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
+from app.projects.episode_keys import takes_episode_keys
 from app.responses import stored
 from app.responses.events import ResponseEvents, render_response
 from app.responses.request import ResponsesRequest, parse_responses_request, to_chat_body
@@ -51,6 +52,7 @@ def rename_parameters() -> Iterator[None]:
 
 
 @router.post("/responses", responses=RESPONSES)
+@takes_episode_keys
 async def create_response(
     request: Request,
     caller: GeneratingCaller,
@@ -66,7 +68,8 @@ async def create_response(
     with rename_parameters():
         if body.previous_response_id is not None:
             async with db.read() as session:
-                previous = await stored.get_previous_response(session, caller.project_id, body.previous_response_id)
+                named = (caller.project_id, body.previous_response_id, caller.episode_id)
+                previous = await stored.get_previous_response(session, *named)
             chat_request = parse_chat_request(to_chat_body(body, previous.messages))
             conversation_id = previous.conversation_id
         details = WireDetails(conversation_id, stored.recorded_params(body))

@@ -54,10 +54,17 @@ async def get_response(session: AsyncSession, project_id: str, response_id: str)
     return response
 
 
-async def get_previous_response(session: AsyncSession, project_id: str, response_id: str) -> PreviousResponse:
-    """Return the response that a request continues. Raises BadRequest for an unknown and for an unfinished one."""
+async def get_previous_response(
+    session: AsyncSession, project_id: str, response_id: str, episode_id: str | None = None
+) -> PreviousResponse:
+    """Return the response that a request continues. Raises BadRequest for an unknown and for an unfinished one.
+
+    With the key of an episode, `episode_id`, the responses of all others are unknown.
+    """
     try:
         turn, _, _ = await _get_turn(session, project_id, response_id)
+        if episode_id not in (None, turn.episode_id):
+            raise NotFound(f"There is no response '{response_id}'.", param="response_id")
     except NotFound as error:
         code, param = "previous_response_not_found", "previous_response_id"
         raise BadRequest(error.message, code=code, param=param) from error

@@ -33,7 +33,7 @@ from app.training.sample_conditions import is_consenting
 
 PREFERENCE_KINDS = (*NUMERIC_KINDS, *RANKING_KINDS)
 RANKING_PREFIXES = tuple(f"{kind}/" for kind in RANKING_KINDS)
-CONVERSATION_PREFIX = "conversation/"  # feedback on a whole conversation is about no particular reply
+WHOLE_PREFIXES = ("conversation/", "episode/")  # feedback on the whole of them is about no particular reply
 MAX_FEEDBACK = 300  # the latest feedback that the agreement is measured on
 CHANCE = 0.5  # of the probability that a liked reply has a higher score than a disliked one
 MIN_LABELS = 30  # with fewer labels nothing is concluded
@@ -74,7 +74,7 @@ def select_labels(policy: Policy) -> Select[Any]:
             Turn.deleted_at.is_(None),
             is_consenting(),
             is_from_person(),
-            not_(Reward.source.startswith(CONVERSATION_PREFIX)),
+            *(not_(Reward.source.startswith(prefix)) for prefix in WHOLE_PREFIXES),
             Reward.weight > 0,
             or_(Rater.standing.is_(None), not_(excluded)),
         )

@@ -15,26 +15,27 @@ from app.training.vote_totals import reopen_votes
 async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]) -> None:
     """Let curation process again all feedback that may change the samples of these turns.
 
-    That is feedback on the turn, on other replies of its completion and turns of its conversation, on the conversation,
-    and rankings. Until then the samples are not ready, at most for RECOMPUTE_DELAY_SECONDS. Samples without any such
-    feedback stay as they are.
+    That is feedback on the turn, on other replies of its completion and turns of its conversation, on the conversation
+    or the episode as a whole, and rankings. Until then the samples are not ready, at most for RECOMPUTE_DELAY_SECONDS.
+    Samples without any such feedback stay as they are.
     """
     rated: set[str] = set()
     seqs: set[int] = set()
     for chunk in chunked(turn_ids):
-        columns = (Turn.id, Turn.completion_id, Turn.project_id, Turn.conversation_id)
+        columns = (Turn.id, Turn.completion_id, Turn.project_id, Turn.conversation_id, Turn.episode_id)
         turns = (await session.execute(select(*columns).where(Turn.id.in_(chunk)))).all()
-        found: list[set[tuple[str, ...]]] = []  # the turns, completions and conversations with feedback
+        found: list[set[tuple[str, ...]]] = []  # the turns, completions, episodes and conversations with feedback
         for query in _select_feedback(turns):
             rows = (await session.execute(query)).all()
             seqs.update(row[0] for row in rows)
             found.append({tuple(row[1:]) for row in rows})
-        ranked, completions, *conversations = found
+        ranked, completions, episodes, *conversations = found
         rated |= {
             turn.id
             for turn in turns
             if (turn.id,) in ranked
             or (turn.completion_id,) in completions
+            or (turn.episode_id,) in episodes
             or any((turn.project_id, turn.conversation_id) in one for one in conversations)
         }
     for chunk in chunked(rated):
@@ -48,18 +49,21 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
 def _select_feedback(turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[*tuple[Any, ...]]]:
     """Return queries for the number of each feedback event and what of these turns it is about.
 
-    That is a turn (of rankings), a completion, or twice a conversation. An event on a turn is read once for its
-    conversation, and not once for each turn of it.
+    That is a turn (of rankings), a completion, an episode, or twice a conversation. An event on a turn is read once for
+    its conversation, and not once for each turn of it.
     """
     ids = [turn.id for turn in turns]
     completions = sorted({turn.completion_id for turn in turns if turn.completion_id is not None})
     pairs = sorted({(turn.project_id, turn.conversation_id) for turn in turns if turn.conversation_id is not None})
+    episodes = sorted({(turn.project_id, turn.episode_id) for turn in turns if turn.episode_id is not None})
+    on_episode = tuple_(Feedback.project_id, Feedback.episode_id).in_(episodes)
     of_conversation = tuple_(Turn.project_id, Turn.conversation_id).in_(pairs)
     on_conversation = tuple_(Feedback.project_id, Feedback.conversation_id).in_(pairs)
     is_about_turn = Feedback.turn_id == Turn.id
     return [
         select(FeedbackRank.feedback_seq, FeedbackRank.turn_id).where(FeedbackRank.turn_id.in_(ids)),
         select(Feedback.seq, Turn.completion_id).join(Turn, is_about_turn).where(Turn.completion_id.in_(completions)),
+        select(Feedback.seq, Feedback.episode_id).where(on_episode),
         select(Feedback.seq, Turn.project_id, Turn.conversation_id).join(Turn, is_about_turn).where(of_conversation),
         select(Feedback.seq, Feedback.project_id, Feedback.conversation_id).where(
             on_conversation, Feedback.turn_id.is_(None)

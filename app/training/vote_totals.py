@@ -49,17 +49,19 @@ async def reopen_votes_of_batches(session: AsyncSession, *batch_ids: str | None)
 
 
 async def reopen_votes_on_turns(session: AsyncSession, turn_ids: Collection[str]) -> None:
-    """Take the votes on these turns, on rankings with them and on their conversations out of their totals."""
+    """Take the votes on these turns, on rankings with them, on their conversations and episodes out of their totals."""
     about_conversation = (
         (Feedback.project_id == Turn.project_id)
         & (Feedback.conversation_id == Turn.conversation_id)
         & Feedback.turn_id.is_(None)
     )
+    about_episode = (Feedback.project_id == Turn.project_id) & (Feedback.episode_id == Turn.episode_id)
     for chunk in chunked(turn_ids):
         seqs = union(
             select(Feedback.seq).where(Feedback.turn_id.in_(chunk)),
             select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(chunk)),
             select(Feedback.seq).join(Turn, about_conversation).where(Turn.id.in_(chunk)),
+            select(Feedback.seq).join(Turn, about_episode).where(Turn.id.in_(chunk)),
         )
         await reopen_votes(session, Feedback.seq.in_(seqs))
 

@@ -36,6 +36,7 @@ class TurnFilter(BaseModel):
     until: float | None = None
     user: str | None = None
     conversation_id: str | None = None
+    episode_id: str | None = None
     judged: bool | None = None
     vote: Literal["up", "down"] | None = None
     excluded: bool | None = None
@@ -47,6 +48,8 @@ class TurnItem(BaseModel):
     completion_id: str
     choice_index: int
     conversation_id: str | None
+    episode_id: str | None
+    agent: str | None = Field(description="its role in the episode")
     policy: str
     version: str
     route_reason: str
@@ -117,6 +120,8 @@ async def _list(
     selective: list[ColumnElement[bool]] = []
     if wanted.conversation_id is not None:
         selective.append(Turn.conversation_id == wanted.conversation_id)
+    if wanted.episode_id is not None:
+        selective.append(Turn.episode_id == wanted.episode_id)
     if wanted.user is not None:
         selective.append(Turn.end_user == wanted.user)
     if version_id is not None:
@@ -182,7 +187,18 @@ async def _count_votes(session: AsyncSession, turn_ids: Sequence[str]) -> dict[s
 
 
 def _view(turn: Turn, policy: str, number: int, sample_state: str | None, votes: tuple[int, int]) -> TurnItem:
-    named = ("id", "completion_id", "choice_index", "conversation_id", "route_reason", "origin", "engine", "state")
+    named = (
+        "id",
+        "completion_id",
+        "choice_index",
+        "conversation_id",
+        "episode_id",
+        "agent",
+        "route_reason",
+        "origin",
+        "engine",
+        "state",
+    )
     timed = ("created_at", "finished_at", "end_user", "num_prompt_tokens", "num_output_tokens")
     return TurnItem(
         **{name: getattr(turn, name) for name in (*named, *timed)},

@@ -133,6 +133,9 @@ class TurnStory(RowView):
     metadata: dict[str, Any]
     sampling: dict[str, Any]
     conversation_id: str | None
+    episode_id: str | None
+    episode_step: int | None
+    agent: str | None
     parent_id: str | None
     shadow_of_id: str | None
     prefix_reuse: str | None
@@ -142,7 +145,8 @@ class TurnStory(RowView):
     exclusion: Exclusion | None = Field(description="null where the turn may be trained on")
     conversation: list[ConversationTurn] = Field(description="its newest 100 chat turns, the oldest first")
     feedback: list[StoryFeedback] = Field(
-        description="on the turn, its place in rankings and its whole conversation: the newest 200, in order of arrival"
+        description="on the turn, its place in rankings, its whole conversation and its episode: the newest 200, in "
+        "order of arrival"
     )
     rewards: list[StoryReward]
     judgements: list[StoryJudgement]

@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "20261126_0500"
-down_revision = "20261126_0200"
+down_revision = "20261126_0410"
 branch_labels = None
 depends_on = None
 

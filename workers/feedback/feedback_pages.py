@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, exists, func, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from app.models import Feedback, FeedbackRank, Origin, Turn, TurnState
+from app.models import Episode, EpisodeState, Feedback, FeedbackRank, Origin, Turn, TurnState
 from workers.feedback import signals
 from workers.feedback.signals import FinishedTurn
 
@@ -35,7 +35,8 @@ class FeedbackPage(NamedTuple):
 async def read_page(session: AsyncSession, size: PageSize) -> FeedbackPage:
     """Return the oldest unprocessed feedback of each project, the same share of the page for each.
 
-    Feedback about replies that still stream waits for their end. A page has one event at least, whatever it costs.
+    Feedback about replies that still stream, and about open episodes, waits for their end. A page has one event at
+    least, whatever it costs.
     """
     open_turn = aliased(Turn)
     ranks_open_turn = exists().where(
@@ -50,28 +51,38 @@ async def read_page(session: AsyncSession, size: PageSize) -> FeedbackPage:
         open_turn.state == TurnState.OPEN,
         open_turn.created_at <= Feedback.created_at,  # not the replies that began later
     )
-    columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.conversation_id, Feedback.target)
+    is_about_open_episode = or_(
+        exists().where(Episode.id == Feedback.episode_id, Episode.state == EpisodeState.OPEN),
+        exists().where(open_turn.episode_id == Feedback.episode_id, open_turn.state == TurnState.OPEN),
+    )
+    columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.target)
+    wholes = (Feedback.conversation_id, Feedback.episode_id)
     query = (
-        select(*columns)
+        select(*columns, *wholes)
         .outerjoin(Turn, Turn.id == Feedback.turn_id)
         .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN))
-        .where(~ranks_open_turn, ~is_about_open_conversation)
+        .where(~ranks_open_turn, ~is_about_open_conversation, ~is_about_open_episode)
         .order_by(Feedback.seq)
     )
     rows, is_cut = await read_in_turn(session, query, Feedback.project_id, ~Feedback.processed, size.events)
     page = _cut(rows, await _count_rows(session, rows), size.rows)
     is_cut = is_cut or len(page) < len(rows)
-    conversations = {(row.project_id, row.conversation_id) for row in page if _is_about_conversation(row)}
+    conversations = {
+        (row.project_id, row.conversation_id) for row in page if row.turn_id is None and row.conversation_id is not None
+    }
+    episodes = {(row.project_id, row.episode_id) for row in page if row.episode_id is not None}
     targets = {(row.project_id, row.target) for row in page if row.turn_id is None}
     turn_ids = {row.turn_id for row in page if row.turn_id is not None}
     turn_ids |= await signals.read_ranked_turn_ids(session, targets)
     turns = await signals.read_finished_turns(session, turn_ids)
     turns += await signals.read_conversations(session, conversations)
+    turns += await signals.read_episodes(session, episodes)
     return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last=not is_cut)
 
 
-def _is_about_conversation(row: Any) -> bool:
-    return row.turn_id is None and row.conversation_id is not None
+def _is_about_whole(row: Any) -> bool:
+    """Whether the feedback is about a whole conversation or episode."""
+    return row.turn_id is None and (row.conversation_id is not None or row.episode_id is not None)
 
 
 def _cut(rows: Sequence[Any], num_rows: Mapping[Target, int], limit: int) -> list[Any]:
@@ -98,7 +109,7 @@ def _cut_project(
         if target in targets:
             continue
         targets.add(target)
-        num_conversations += _is_about_conversation(event)
+        num_conversations += _is_about_whole(event)
         total += num_rows.get(target, 1)
         if index and (total > max_rows or num_conversations > max_conversations):
             return list(events[:index])
@@ -106,17 +117,19 @@ def _cut_project(
 
 
 async def _count_rows(session: AsyncSession, rows: Sequence[Any]) -> dict[Target, int]:
-    """Return how many rows are read for each target of these events: its feedback, and a conversation's turns."""
+    """Return how many rows are read for each target of these events: its feedback, and all turns of a whole."""
     columns = (Feedback.project_id, Feedback.target)
     about = tuple_(*columns).in_(sorted({(row.project_id, row.target) for row in rows}))
     feedback = await session.execute(select(*columns, func.count()).where(about).group_by(*columns))
     counts = {(project_id, target): count for project_id, target, count in feedback}
-    pairs = {(row.project_id, row.conversation_id): row.target for row in rows if _is_about_conversation(row)}
-    conversation = (Turn.project_id, Turn.conversation_id)
-    turns = select(*conversation, func.count()).where(tuple_(*conversation).in_(sorted(pairs)))
-    for project_id, id, count in await session.execute(turns.where(Turn.origin == Origin.CHAT).group_by(*conversation)):
-        target = (project_id, pairs[project_id, id])
-        counts[target] = counts.get(target, 0) + min(count, signals.MAX_CONVERSATION_TURNS)
+    for name, whole in (("conversation_id", Turn.conversation_id), ("episode_id", Turn.episode_id)):
+        of_whole = [row for row in rows if row.turn_id is None and getattr(row, name) is not None]
+        pairs = {(row.project_id, getattr(row, name)): row.target for row in of_whole}
+        key = (Turn.project_id, whole)
+        turns = select(*key, func.count()).where(tuple_(*key).in_(sorted(pairs)), Turn.origin == Origin.CHAT)
+        for project_id, id, count in await session.execute(turns.group_by(*key)) if pairs else ():
+            target = (project_id, pairs[project_id, id])
+            counts[target] = counts.get(target, 0) + min(count, signals.MAX_CONVERSATION_TURNS)
     return counts
 
 

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, exists, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import ExplicitSource, RewardsConfig
@@ -14,7 +14,7 @@ from alignment.signals.combine_rewards import NUMERIC_KINDS, feedback_reward, re
 from app.chat.histories import read_prompt_ids
 from app.feedback.effective import is_withdrawn, kind_class
 from app.feedback.schemas import WITHDRAWAL
-from app.models import Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
+from app.models import Episode, EpisodeState, Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
 
 MAX_CONVERSATION_TURNS = 256  # feedback about a conversation applies to at most so many turns
@@ -30,6 +30,7 @@ class FinishedTurn(NamedTuple):
     version_id: str
     exclusion_reason: str | None
     conversation_id: str | None
+    episode_id: str | None
     parent_id: str | None
     end_user: str | None
     created_at: float
@@ -69,25 +70,32 @@ async def read_conversations(session: AsyncSession, pairs: Collection[tuple[str,
     """
     turns: list[FinishedTurn] = []
     for project_id, conversation_id in sorted(pairs):
-        rows = await session.execute(
-            select(*COLUMNS)
-            .where(
-                Turn.project_id == project_id,
-                Turn.conversation_id == conversation_id,
-                Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED)),
-                Turn.origin == Origin.CHAT,
-            )
-            .order_by(Turn.created_at.desc(), Turn.id.desc())
-            .limit(MAX_CONVERSATION_TURNS)
-        )
-        turns += [FinishedTurn(*row) for row in rows][::-1]
+        turns += await _read_chats(session, Turn.project_id == project_id, Turn.conversation_id == conversation_id)
     return turns
+
+
+async def read_episodes(session: AsyncSession, pairs: Collection[tuple[str, str]]) -> list[FinishedTurn]:
+    """Return the finished chat turns of these episodes, as `read_conversations` does; `pairs`: (project, episode)."""
+    turns: list[FinishedTurn] = []
+    for project_id, episode_id in sorted(pairs):
+        turns += await _read_chats(session, Turn.project_id == project_id, Turn.episode_id == episode_id)
+    return turns
+
+
+async def _read_chats(session: AsyncSession, *conditions: ColumnElement[bool]) -> list[FinishedTurn]:
+    rows = await session.execute(
+        select(*COLUMNS)
+        .where(*conditions, Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED)), Turn.origin == Origin.CHAT)
+        .order_by(Turn.created_at.desc(), Turn.id.desc())
+        .limit(MAX_CONVERSATION_TURNS)
+    )
+    return [FinishedTurn(*row) for row in rows][::-1]
 
 
 async def read_signals(
     session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig]
 ) -> SignalsByTurn:
-    """Return the effective feedback about these turns: about a turn, its conversation, or its place in a ranking.
+    """Return the effective feedback about these turns: about a turn, its conversation or episode, or a ranking with it.
 
     `configs` holds the reward configuration of each policy.
     """
@@ -95,6 +103,7 @@ async def read_signals(
     turns_by_id = {turn.id: turn for turn in turns}
     await _add_turn_signals(session, turns_by_id, configs, signals)
     await _add_conversation_signals(session, turns, configs, signals)
+    await _add_episode_signals(session, turns, configs, signals)
     await _add_ranking_signals(session, turns_by_id, signals)
     return signals
 
@@ -172,16 +181,41 @@ async def _add_conversation_signals(
     of_conversations = _latest_of_each_source(and_(is_about_pairs, Feedback.turn_id.is_(None)))
     rows = await session.scalars(of_conversations.order_by(Feedback.project_id, Feedback.conversation_id, Feedback.seq))
     for pair, grouped in groupby(rows, attrgetter("project_id", "conversation_id")):
-        feedback, conversation = list(grouped), await read_conversations(session, [pair])
-        requested = [(index, turn) for index, turn in enumerate(conversation) if turn.id in signals]
-        for policy_id in {turn.policy_id for _, turn in requested}:  # a conversation may move to another policy
-            config = configs[policy_id]
-            latest = signals_by_source(feedback, conversation[0], explicit_source(config))
-            for key, signal in latest.items():
-                shares = spread_over_turns(signal.value, len(conversation), config)
-                for index, turn in requested:
-                    if turn.policy_id == policy_id:
-                        signals[turn.id][f"conversation/{key}"] = signal._replace(value=shares[index])
+        conversation = await read_conversations(session, [pair])
+        _spread(list(grouped), conversation, "conversation", configs, signals)
+
+
+async def _add_episode_signals(
+    session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig], signals: SignalsByTurn
+) -> None:
+    pairs = {(turn.project_id, turn.episode_id) for turn in turns if turn.episode_id is not None}
+    if not pairs:
+        return
+    is_about_pairs = tuple_(Feedback.project_id, Feedback.episode_id).in_(sorted(pairs))
+    is_ended = ~exists().where(Episode.id == Feedback.episode_id, Episode.state == EpisodeState.OPEN)
+    of_episodes = _latest_of_each_source(and_(is_about_pairs, is_ended))
+    rows = await session.scalars(of_episodes.order_by(Feedback.project_id, Feedback.episode_id, Feedback.seq))
+    for pair, grouped in groupby(rows, attrgetter("project_id", "episode_id")):
+        _spread(list(grouped), await read_episodes(session, [pair]), "episode", configs, signals)
+
+
+def _spread(
+    feedback: Sequence[Feedback],
+    turns: Sequence[FinishedTurn],
+    prefix: str,
+    configs: Mapping[str, RewardsConfig],
+    signals: SignalsByTurn,
+) -> None:
+    """Add the latest feedback on a whole conversation or episode to those of its turns that `signals` has."""
+    requested = [(index, turn) for index, turn in enumerate(turns) if turn.id in signals]
+    for policy_id in {turn.policy_id for _, turn in requested}:  # a conversation may move to another policy
+        config = configs[policy_id]
+        latest = signals_by_source(feedback, turns[0], explicit_source(config))
+        for key, signal in latest.items():
+            shares = spread_over_turns(signal.value, len(turns), config)
+            for index, turn in requested:
+                if turn.policy_id == policy_id:
+                    signals[turn.id][f"{prefix}/{key}"] = signal._replace(value=shares[index])
 
 
 async def _add_ranking_signals(

@@ -25,7 +25,8 @@ class FeedbackKinds(Generic[R_co]):
     """The kinds of feedback. What a method returns depends on the class: see its subclasses.
 
     `reply` is a completion id, a reply (see `completion_id`), or a target of the API such as
-    `{"conversation_id": "c-7"}` or `{"metadata": {"thread": "7"}}`. `choice_index` selects one of several choices.
+    `{"conversation_id": "c-7"}`, `{"episode_id": "ep-…"}` or `{"metadata": {"thread": "7"}}`. `choice_index` selects
+    one of several choices.
     """
 
     def submit(self, body: FeedbackBody) -> R_co:

@@ -43,6 +43,7 @@ class FeedbackRecord(TypedDict, total=False):
     completion_id: str | None
     choice_index: int | None
     conversation_id: str | None
+    episode_id: str | None
     kind: str
     value: float | None
     raw_value: Any

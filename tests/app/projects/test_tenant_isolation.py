@@ -20,6 +20,7 @@ from app.models import (
     Dataset,
     DatasetKind,
     DatasetRow,
+    Episode,
     Feedback,
     FeedbackKey,
     Pin,
@@ -70,6 +71,8 @@ def body(route: str, name: str, kind: str, content: dict[str, Any]) -> Probe:
     return Probe(route, f"body {name}", kind, body=content)
 
 
+EPISODE = "/v1/episodes/{episode_id}"
+OF_OWN = {"model": "shop"}
 COMPLETION = "/v1/chat/completions/{completion_id}"
 POLICY = "/v1/policies/{name}"
 PLANS = f"{POLICY}/rollouts/plans"
@@ -103,6 +106,14 @@ PROBES = [
         {"model": "shop", "input": "hi", "previous_response_id": ID},
     ),
     path("GET /v1/responses/{response_id}", "response_id", "response"),
+    body("POST /v1/episodes", "policy", "policy", {"policy": ID}),
+    query("GET /v1/episodes", "policy", "policy"),
+    query("GET /v1/episodes", "after", "episode"),
+    path(f"GET {EPISODE}", "episode_id", "episode"),
+    path(f"POST {EPISODE}/end", "episode_id", "episode", {}),
+    path(f"POST {EPISODE}/chat/completions", "episode_id", "episode", {"messages": HELLO, **OF_OWN}),
+    path(f"POST {EPISODE}/responses", "episode_id", "episode", {"input": "hi", **OF_OWN}),
+    path(f"GET {EPISODE}/models", "episode_id", "episode"),
     body("POST /v1/feedback", "completion_id", "completion", {"completion_id": ID, **VOTE}),
     body("POST /v1/feedback", "request_id", "request", {"request_id": ID, **VOTE}),
     body(
@@ -113,12 +124,14 @@ PROBES = [
     ),
     body("POST /v1/feedback", "target", "completion", {"target": {"completion_id": ID}, **VOTE}),
     body("POST /v1/feedback", "target (a conversation)", "conversation", {"target": {"conversation_id": ID}, **VOTE}),
+    body("POST /v1/feedback", "target (an episode)", "episode", {"target": {"episode_id": ID}, **VOTE}),
     body("POST /v1/feedback", "target (metadata)", "order", {"target": {"metadata": {"order": ID}}, **VOTE}),
     body("POST /v1/feedback", "value", "completion", {"kind": "comparison", "value": [OWN, ID]}),
     body("POST /v1/feedback/batch", "items", "completion", {"items": [{"completion_id": ID, **VOTE}]}),
     body("POST /v1/feedback/tokens", "completion_id", "completion", {"completion_id": ID, "kinds": ["binary"]}),
     query("GET /v1/feedback", "completion_id", "completion"),
     query("GET /v1/feedback", "conversation_id", "conversation"),
+    query("GET /v1/feedback", "episode_id", "episode"),
     query("GET /v1/feedback", "after", "feedback", completion_id=OWN),
     query("DELETE /v1/feedback", "key", "sender_key"),
     path("GET /v1/feedback/{feedback_id}", "feedback_id", "feedback"),
@@ -143,6 +156,7 @@ PROBES = [
     query("GET /v1/turns", "policy", "policy"),
     query("GET /v1/turns", "user", "subject"),
     query("GET /v1/turns", "conversation_id", "conversation"),
+    query("GET /v1/turns", "episode_id", "episode"),
     query("GET /v1/turns", "after", "completion"),
     query("GET /v1/conversations", "policy", "policy"),
     query("GET /v1/conversations", "user", "subject"),
@@ -248,6 +262,10 @@ HARMLESS = {
         "kind",
     ),
     *("number", "action", "actor", "state", "route", "origin", "judged", "vote", "excluded", "from_version"),
+    ("GET /v1/episodes", "task"),
+    # Their handlers are those of the routes without an episode, where they are probed.
+    (f"POST {EPISODE}/chat/completions", "model"),
+    *((f"POST {EPISODE}/responses", name) for name in ("model", "previous_response_id")),
     *(("GET /v1/raters", "standing"), ("GET /v1/raters", "after")),  # a position in a list
     ("PUT /v1/raters/{rater}", "rater"),
     *(("GET /v1/audit", "subject"), ("GET /v1/audit", "after")),  # of the caller's own entries
@@ -327,6 +345,7 @@ class OtherProject:
     pin: str
     webhook: str
     delivery: str
+    episode: str
 
 
 @pytest.fixture
@@ -340,7 +359,7 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         version = (await session.scalars(select(Version).where(Version.policy_id == policy.id))).one()
         moved_turn = await session.get_one(Turn, turn.id)
         moved_turn.project_id, moved_turn.policy_id, moved_turn.version_id = project.id, policy.id, version.id
-        moved_turn.end_user = "person-0123456789"
+        moved_turn.end_user, moved_turn.episode_id = "person-0123456789", f"ep-{'7' * 32}"
         values = {"policy_id": policy.id, "version_id": version.id, "reward": 1.0, "state": SampleState.QUARANTINED}
         session.add(Sample(turn_id=turn.id, rater="HUMAN/user-0123456789", **values))
         session.add(Batch(id=f"bat-{'7' * 32}", policy_id=policy.id, parent_id=version.id, num_samples=2))
@@ -353,6 +372,7 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         session.add(DatasetRow(dataset_id=dataset(project).id, row_number=0, content={"messages": HELLO}))
         session.add(plan(policy))
         session.add(pin(version, project))
+        session.add(episode(policy))
         session.add(webhook(OWN_WEBHOOK, own_completion.project_id))
         session.add(webhook(OTHER_WEBHOOK, project.id))
         await session.flush()
@@ -379,6 +399,7 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         pin=f"pin-{'7' * 32}",
         webhook=OTHER_WEBHOOK,
         delivery=DELIVERY,
+        episode=f"ep-{'7' * 32}",
     )
 
 
@@ -406,6 +427,19 @@ def plan(policy: Policy) -> RolloutPlan:
         temperature=1.0,
         max_tokens=16,
         num_prompts=1,
+    )
+
+
+def episode(policy: Policy) -> Episode:
+    return Episode(
+        id=f"ep-{'7' * 32}",
+        project_id=policy.project_id,
+        policy_id=policy.id,
+        key_id="key",
+        key_sha256="0" * 64,
+        idle_seconds=1e6,
+        deadline_at=1e12,
+        fingerprint="",
     )
 
 

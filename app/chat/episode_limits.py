@@ -1,0 +1,135 @@
+"""Which chats an open episode still admits, and which limit ends it.
+
+The limits on time are checked here before a chat, and by the reconciler for episodes without one. Those on turns and
+tokens bite at the next chat only: an agent that has finished within them reports its outcome as usual.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, case, exists, func, null, or_, select, update
+from sqlalchemy.engine import Connection
+
+from app.chat.episode_tags import EpisodeTag
+from app.core.database import Database, now
+from app.core.errors import AttuneError, Conflict, NotFound
+from app.core.jobs import enqueue_after_commit
+from app.models import EndReason, Episode, EpisodeState, Turn, TurnState
+
+LIMITS = {
+    EndReason.IDLE_TIMEOUT: "no chat of it ran for 'idle_seconds'",
+    EndReason.DEADLINE: "its 'deadline_seconds' are over",
+    EndReason.MAX_TURNS: "it has its 'max_turns'",
+    EndReason.MAX_TOKENS: "it has its 'max_tokens'",
+}
+MAX_ENDED = 1000  # episodes in one transaction
+OF_EPISODE = Turn.episode_id == Episode.id
+NUM_TURNS = select(func.coalesce(func.max(Turn.episode_step), 0)).where(OF_EPISODE).scalar_subquery()
+NUM_TOKENS = select(func.coalesce(func.sum(Turn.num_output_tokens), 0)).where(OF_EPISODE).scalar_subquery()
+
+
+def _is_idle() -> ColumnElement[bool]:
+    """Return the condition that no turn of an episode runs, or has run for `idle_seconds`."""
+    since = now() - Episode.idle_seconds
+    is_active = or_(Turn.state == TurnState.OPEN, func.coalesce(Turn.finished_at, Turn.created_at) > since)
+    return and_(Episode.created_at <= since, ~exists().where(OF_EPISODE, is_active))
+
+
+IS_EXPIRED = ((Episode.deadline_at <= now(), EndReason.DEADLINE), (_is_idle(), EndReason.IDLE_TIMEOUT))
+IS_USED_UP = (
+    (Episode.max_turns <= NUM_TURNS, EndReason.MAX_TURNS),
+    (Episode.max_tokens <= NUM_TOKENS, EndReason.MAX_TOKENS),
+)
+REACHED = case(*[(condition, reason.value) for condition, reason in (*IS_EXPIRED, *IS_USED_UP)], else_=null())
+
+
+async def require_open(db: Database, project_id: str, tag: EpisodeTag) -> str:
+    """Return the id of the episode's policy if it admits another chat; end it first if it has reached a limit.
+
+    Raises NotFound for an episode that the project does not have, Conflict for one that has ended.
+    """
+    columns = (Episode.policy_id, Episode.state, Episode.end_reason, REACHED.label("reached"))
+    query = select(*columns).where(Episode.id == tag.episode_id, Episode.project_id == project_id)
+    row = await db.run_read(lambda connection: connection.execute(query).one_or_none())
+    if row is None:
+        raise NotFound(f"There is no episode '{tag.episode_id}'.", param=tag.param)
+    if row.state == EpisodeState.OPEN and row.reached is not None:
+        await db.run_write(lambda connection: end_at_limit(connection, [tag.episode_id], EndReason(row.reached)))
+    elif row.state == EpisodeState.OPEN:
+        return str(row.policy_id)
+    raise episode_ended(tag.episode_id, row.end_reason or row.reached)
+
+
+def episode_ended(episode_id: str, reason: str) -> Conflict:
+    """Return the error for a chat in an episode that has ended."""
+    why = LIMITS.get(EndReason(reason), f"it was reported as {reason}")
+    message = f"The episode '{episode_id}' has ended: {why}. Create another one with POST /v1/episodes."
+    return Conflict(message, code=f"episode_{reason}" if EndReason(reason) in LIMITS else "episode_ended")
+
+
+def end_at_limit(connection: Connection, episode_ids: Sequence[str], reason: EndReason) -> int:
+    """End those of the episodes that are open. Returns their number."""
+    is_open = (Episode.id.in_(episode_ids), Episode.state == EpisodeState.OPEN)
+    values = {"state": EpisodeState.ENDED, "end_reason": reason, "ended_at": now()}
+    count = int(connection.execute(update(Episode).where(*is_open).values(values)).rowcount)
+    if count:
+        enqueue_after_commit(connection, "curate")  # feedback on it has waited
+    return count
+
+
+async def end_expired(db: Database) -> int:
+    """End the open episodes whose time is over, in one transaction. Returns their number."""
+
+    def end(connection: Connection) -> int:
+        return sum(end_at_limit(connection, ids, reason) for reason, ids in found.items())
+
+    reason = case(*[(condition, reason.value) for condition, reason in IS_EXPIRED], else_=null()).label("reason")
+    is_expired = or_(*[condition for condition, _ in IS_EXPIRED])
+    query = select(Episode.id, reason).where(Episode.state == EpisodeState.OPEN, is_expired)
+    rows = await db.run_read(lambda connection: connection.execute(query.order_by(Episode.id).limit(MAX_ENDED)).all())
+    found: dict[EndReason, list[str]] = {}
+    for row in rows:
+        found.setdefault(EndReason(row.reason), []).append(row.id)
+    return await db.run_write(end) if found else 0
+
+
+def admit_turns(connection: Connection, completions: Sequence[Sequence[dict[str, Any]]]) -> list[AttuneError | None]:
+    """Number the turns of these completions in their episodes, and return an error or None for each completion.
+
+    The lock on an episode's row, which its end takes too, makes the limit on turns exact, and guarantees that an
+    episode which has ended gets no further turn.
+    """
+    ids = {turns[0]["episode_id"] for turns in completions if turns[0].get("episode_id") is not None}
+    if not ids:
+        return [None] * len(completions)
+    columns = (Episode.id, Episode.state, Episode.end_reason, Episode.max_turns, Episode.start_version_id)
+    locked = select(*columns).where(Episode.id.in_(ids)).order_by(Episode.id).with_for_update(key_share=True)
+    episodes = {row.id: row for row in connection.execute(locked)}
+    last = select(Turn.episode_id, func.max(Turn.episode_step)).where(Turn.episode_id.in_(ids))
+    steps = {row[0]: row[1] or 0 for row in connection.execute(last.group_by(Turn.episode_id))}
+    errors: list[AttuneError | None] = []
+    for turns in completions:
+        id = turns[0].get("episode_id")
+        error: AttuneError | None = None
+        if id is not None:
+            episode, step = episodes.get(id), steps.get(id, 0) + 1
+            if episode is None:
+                error = NotFound(f"There is no episode '{id}'.")
+            elif episode.state != EpisodeState.OPEN:
+                error = episode_ended(id, episode.end_reason)
+            elif episode.max_turns is not None and step > episode.max_turns:
+                end_at_limit(connection, [id], EndReason.MAX_TURNS)
+                error = episode_ended(id, EndReason.MAX_TURNS)
+            else:
+                steps[id] = step
+                _number(connection, turns, step, is_first=episode.start_version_id is None and step == 1)
+        errors.append(error)
+    return errors
+
+
+def _number(connection: Connection, turns: Sequence[dict[str, Any]], step: int, *, is_first: bool) -> None:
+    for turn in turns:
+        turn["episode_step"] = step
+    if is_first:
+        start = update(Episode).where(Episode.id == turns[0]["episode_id"])
+        connection.execute(start.values(start_version_id=turns[0]["version_id"]))

@@ -1,0 +1,1 @@
+"""Episodes of agents: create them, end them with an outcome, read them."""

@@ -1,0 +1,148 @@
+"""/v1/episodes: create an episode, chat in it, end it with an outcome, and read episodes."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+
+from app.chat import endpoints as chats
+from app.chat import model_endpoints as models
+from app.chat.schemas import ChatRequest, CompletionView, parse_chat_request
+from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
+from app.core.http import json_body, services_of
+from app.episodes import service
+from app.episodes.schemas import EndRequest, EpisodeList, EpisodeRequest, EpisodeView, NewEpisodeView
+from app.episodes.service import EpisodeFilter
+from app.feedback.feedback_writer import FeedbackWriter
+from app.projects.auth import Caller, ChatCaller, DatabaseDep, GeneratingCaller, sent_credential
+from app.projects.episode_keys import takes_episode_keys
+from app.projects.idempotency import SHOWS_SECRET
+from app.responses import endpoints as responses
+from app.responses.request import ResponsesRequest
+
+router = APIRouter(prefix="/v1/episodes", tags=["episodes"], responses=ERROR_RESPONSES)
+EpisodeId = Annotated[str, Path(min_length=1, max_length=48)]
+Id = Annotated[str | None, Query(min_length=1, max_length=48)]
+REPLAY: dict[int | str, dict[str, Any]] = {
+    200: {"model": NewEpisodeView, "description": "a replay: this episode was created before"}
+}
+
+
+@router.post("", status_code=201, dependencies=[SHOWS_SECRET], responses=REPLAY)
+async def create_episode(
+    request: Request,
+    response: Response,
+    caller: ChatCaller,
+    db: DatabaseDep,
+    body: Annotated[EpisodeRequest, json_body(EpisodeRequest)],
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> NewEpisodeView:
+    """Create an episode. Its `base_url` and `api_key` are all that the agent's program needs.
+
+    The same Idempotency-Key from the same API key returns the same episode, with its key.
+    """
+    if idempotency_key is not None and "\x00" in idempotency_key:
+        raise BadRequest("An Idempotency-Key cannot hold a NUL character.", param="Idempotency-Key")
+    async with db.write() as session:
+        view, key, is_replay = await service.create(session, caller, sent_credential(request), body, idempotency_key)
+    if is_replay:
+        response.status_code = 200
+        response.headers["idempotent-replayed"] = "true"
+    base_url = f"{request.base_url}v1/episodes/{view.id}"
+    return NewEpisodeView(**view.model_dump(), api_key=key, base_url=base_url)
+
+
+@router.get("")
+async def list_episodes(
+    caller: ChatCaller,
+    db: DatabaseDep,
+    policy: Annotated[str | None, Query(min_length=1, max_length=63)] = None,
+    task: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
+    state: Literal["open", "ended"] | None = None,
+    after: Id = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "asc",
+) -> EpisodeList:
+    """List episodes by creation time."""
+    wanted, newest_first = EpisodeFilter(policy, task, state), order == "desc"
+    async with db.read() as session:
+        views = await service.list_page(
+            session, caller.project_id, wanted, after=after, limit=limit, newest_first=newest_first
+        )
+    return EpisodeList.from_rows(views, limit)
+
+
+@router.get("/{episode_id}")
+@takes_episode_keys
+async def get_episode(episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep) -> EpisodeView:
+    """Return one episode."""
+    _require_own(caller, episode_id)
+    async with db.read() as session:
+        return await service.get(session, caller.project_id, episode_id)
+
+
+@router.post("/{episode_id}/end")
+@takes_episode_keys
+async def end_episode(
+    request: Request,
+    episode_id: EpisodeId,
+    caller: ChatCaller,
+    db: DatabaseDep,
+    body: Annotated[EndRequest, json_body(EndRequest)],
+) -> EpisodeView:
+    """End an episode. Its outcome becomes the reward of its chats, as feedback on it does.
+
+    An episode that a limit has ended takes the outcome too. The same report again changes nothing; another one is
+    refused, because later feedback on the episode can correct it.
+    """
+    _require_own(caller, episode_id)
+    if body.outcome is not None:
+        service.require_outcome_scope(caller)
+    limits = services_of(request).get(FeedbackWriter).limits
+    await service.end(db, caller.project_id, episode_id, body, limits)
+    async with db.read() as session:
+        return await service.get(session, caller.project_id, episode_id)
+
+
+@router.post("/{episode_id}/chat/completions", response_model=CompletionView, responses=chats.RESPONSES)
+@takes_episode_keys
+async def chat_in_episode(
+    request: Request,
+    episode_id: EpisodeId,
+    caller: GeneratingCaller,
+    body: Annotated[ChatRequest, json_body(ChatRequest, parse=parse_chat_request)],
+) -> Response:
+    """Answer a chat of this episode, as `POST /v1/chat/completions` does."""
+    return await chats.chat(request, caller, body)
+
+
+@router.post("/{episode_id}/responses", responses=responses.RESPONSES)
+@takes_episode_keys
+async def create_response_in_episode(
+    request: Request,
+    episode_id: EpisodeId,
+    caller: GeneratingCaller,
+    db: DatabaseDep,
+    requests: Annotated[
+        tuple[ResponsesRequest, ChatRequest], json_body(ResponsesRequest, parse=responses.parse_both_requests)
+    ],
+) -> Response:
+    """Answer a request of OpenAI's Responses API in this episode, as `POST /v1/responses` does."""
+    return await responses.create_response(request, caller, db, requests)
+
+
+@router.get("/{episode_id}/models", response_model=models.ModelList)
+@takes_episode_keys
+async def list_models_in_episode(
+    request: Request, episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep
+) -> models.ModelList | Response:
+    """List the models, as `GET /v1/models` does: clients ask for them at their base URL."""
+    _require_own(caller, episode_id)
+    async with db.read() as session:
+        await service.get(session, caller.project_id, episode_id)
+    return await models.list_models(request, caller, db)
+
+
+def _require_own(caller: Caller, episode_id: str) -> None:
+    """Raise NotFound if the caller has the key of another episode."""
+    if caller.episode_id not in (None, episode_id):
+        raise NotFound(f"There is no episode '{episode_id}'.", param="episode_id")

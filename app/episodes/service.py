@@ -1,0 +1,214 @@
+"""Create, end and read episodes. The outcome that an end reports is feedback on the episode."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Select, select, update
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.chat.episode_limits import NUM_TOKENS, NUM_TURNS
+from app.core.database import Database, dialect_insert, now
+from app.core.errors import AttuneError, Conflict, Forbidden, NotFound, Unprocessable, require_row
+from app.core.jobs import enqueue_after_commit
+from app.core.pagination import apply_keyset
+from app.episodes.schemas import EndRequest, EpisodeLimits, EpisodeRequest, EpisodeView
+from app.feedback.feedback_limits import FeedbackLimits
+from app.feedback.feedback_writer import build_submission, submit_many
+from app.feedback.kinds import parse_feedback
+from app.models import ANSWERING, EndReason, Episode, EpisodeState, Policy, SourceKind, Version, new_id
+from app.policies import repository as policies
+from app.policies.references import format_reference
+from app.projects.auth import Caller
+from app.projects.episode_keys import derive_key
+from app.projects.scopes import PROGRAMS_SCOPE, has_scope
+from app.projects.service import digest_key
+
+OUTCOME_NAME = "outcome"
+OUTCOME_SOURCE = {"kind": SourceKind.CODE.value, "id": "episode"}
+
+
+@dataclass(frozen=True)
+class EpisodeFilter:
+    """Which episodes are listed. A field that is None restricts nothing."""
+
+    policy: str | None = None
+    task: str | None = None
+    state: str | None = None
+
+
+async def create(
+    session: AsyncSession, caller: Caller, caller_key: str, request: EpisodeRequest, idempotency_key: str | None
+) -> tuple[EpisodeView, str, bool]:
+    """Create an episode. Returns its view, its key, and whether an earlier request of the same key created it.
+
+    Raises NotFound for an unknown policy, Unprocessable for an Idempotency-Key that was used with another body.
+    """
+    policy = await policies.find_policy(session, caller.project_id, request.policy)
+    policy = require_row(policy, f"There is no policy '{request.policy}'.", param="policy")
+    if policy.state not in ANSWERING:
+        message = f"Policy '{policy.name}' is archived and answers no chats."
+        raise NotFound(message, code="policy_archived", param="policy")
+    id, fingerprint = new_id("ep"), _digest(request.model_dump(mode="json"))
+    limits = request.limits
+    insert = dialect_insert(session, Episode).values(
+        id=id,
+        project_id=caller.project_id,
+        policy_id=policy.id,
+        key_id=caller.key_id,
+        key_sha256=digest_key(derive_key(caller_key, id)),
+        task=request.task,
+        request_metadata=request.metadata,
+        state=EpisodeState.OPEN,
+        idle_seconds=limits.idle_seconds,
+        deadline_at=now() + limits.deadline_seconds,
+        max_turns=limits.max_turns,
+        max_tokens=limits.max_tokens,
+        idempotency_key=idempotency_key,
+        fingerprint=fingerprint,
+        created_at=now(),
+    )
+    await session.execute(insert.on_conflict_do_nothing())
+    if idempotency_key is not None:
+        same_key = (Episode.key_id == caller.key_id, Episode.idempotency_key == idempotency_key)
+        created = (await session.execute(select(Episode.id, Episode.fingerprint).where(*same_key))).one()
+        if created.fingerprint != fingerprint:
+            message = "This Idempotency-Key was used with another body; use a new one for each episode."
+            raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
+        is_replay, id = created.id != id, created.id
+    else:
+        is_replay = False
+    return await get(session, caller.project_id, id), derive_key(caller_key, id), is_replay
+
+
+def require_outcome_scope(caller: Caller) -> None:
+    """Raise Forbidden if the key may not report an outcome, which is feedback of a program."""
+    if not has_scope(caller.scopes, "feedback") or PROGRAMS_SCOPE not in caller.scopes:
+        message = f"An outcome needs the scopes 'feedback' and '{PROGRAMS_SCOPE}', which this API key lacks."
+        raise Forbidden(message, param="outcome")
+
+
+async def end(db: Database, project_id: str, episode_id: str, request: EndRequest, limits: FeedbackLimits) -> None:
+    """Record how an episode went; the same report again changes nothing.
+
+    An episode that a limit has ended keeps that reason, and takes the first report's outcome. Raises NotFound, and
+    Conflict for another report.
+    """
+
+    def write(connection: Connection) -> None:
+        columns = (Episode.state, Episode.end_reason, Episode.end_fingerprint, Episode.outcome)
+        query = select(*columns).where(Episode.id == episode_id, Episode.project_id == project_id)
+        row = connection.execute(query.with_for_update()).one_or_none()
+        if row is None:
+            raise NotFound(f"There is no episode '{episode_id}'.", param="episode_id")
+        fingerprint = _digest(request.model_dump(mode="json"))
+        if row.end_fingerprint is not None:
+            if row.end_fingerprint != fingerprint:
+                raise _other_end(episode_id, row)
+            return
+        values: dict[str, Any] = {"outcome": request.outcome, "end_fingerprint": fingerprint}
+        if row.state == EpisodeState.OPEN:
+            reason = EndReason(request.reason)
+            values |= {"state": EpisodeState.ENDED, "end_reason": reason, "ended_at": now()}
+        connection.execute(update(Episode).where(Episode.id == episode_id).values(values))
+        if request.outcome is not None:
+            _write_outcome(connection, project_id, episode_id, request.outcome, limits)
+        enqueue_after_commit(connection, "curate")  # feedback on it has waited for the end
+
+    await db.run_write(write)
+
+
+def _write_outcome(
+    connection: Connection, project_id: str, episode_id: str, outcome: float, limits: FeedbackLimits
+) -> None:
+    body = {
+        "kind": "score",
+        "value": outcome,
+        "name": OUTCOME_NAME,
+        "source": OUTCOME_SOURCE,
+        "target": {"episode_id": episode_id},
+    }
+    submission = build_submission(project_id, parse_feedback(body), body)
+    [result] = submit_many(connection, [submission], limits)
+    if isinstance(result, AttuneError):
+        raise result
+
+
+def _other_end(episode_id: str, row: Any) -> Conflict:
+    outcome = "without an outcome" if row.outcome is None else f"with the outcome {row.outcome:g}"
+    message = (
+        f"The episode '{episode_id}' has been reported before, {outcome} ({row.end_reason}). To change what is learned "
+        f'from it, send feedback with the target {{"episode_id": "{episode_id}"}} to POST /v1/feedback.'
+    )
+    return Conflict(message, code="episode_ended")
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+async def get(session: AsyncSession, project_id: str, episode_id: str) -> EpisodeView:
+    """Return the view of an episode. Raises NotFound."""
+    query = _select_episodes(project_id).where(Episode.id == episode_id)
+    row = (await session.execute(query)).one_or_none()
+    return _view(require_row(row, f"There is no episode '{episode_id}'.", param="episode_id"))
+
+
+async def list_page(
+    session: AsyncSession,
+    project_id: str,
+    wanted: EpisodeFilter,
+    *,
+    after: str | None,
+    limit: int,
+    newest_first: bool,
+) -> list[EpisodeView]:
+    """Return up to `limit + 1` episodes by creation time. Raises NotFound for an unknown `after` or policy."""
+    query = _select_episodes(project_id)
+    if wanted.policy is not None:
+        policy = await policies.find_policy(session, project_id, wanted.policy)
+        policy = require_row(policy, f"There is no policy '{wanted.policy}'.", param="policy")
+        query = query.where(Episode.policy_id == policy.id)
+    if wanted.task is not None:
+        query = query.where(Episode.task == wanted.task)
+    if wanted.state is not None:
+        query = query.where(Episode.state == wanted.state)
+    last: Any = None
+    if after is not None:
+        of_last = select(Episode.created_at, Episode.id).where(Episode.id == after, Episode.project_id == project_id)
+        row = (await session.execute(of_last)).one_or_none()
+        last = tuple(require_row(row, f"There is no episode '{after}'.", param="after"))
+    query = apply_keyset(query, (Episode.created_at, Episode.id), last, limit, descending=newest_first)
+    return [_view(row) for row in await session.execute(query)]
+
+
+def _select_episodes(project_id: str) -> Select[Any]:
+    return (
+        select(Episode, Policy.name, Version.number, NUM_TURNS.label("num_turns"), NUM_TOKENS.label("num_tokens"))
+        .join(Policy, Policy.id == Episode.policy_id)
+        .outerjoin(Version, Version.id == Episode.start_version_id)
+        .where(Episode.project_id == project_id)
+    )
+
+
+def _view(row: Any) -> EpisodeView:
+    episode, policy, number, num_turns, num_tokens = row
+    return EpisodeView(
+        **{
+            name: getattr(episode, name)
+            for name in ("id", "task", "state", "end_reason", "outcome", "created_at", "deadline_at", "ended_at")
+        },
+        policy=policy,
+        metadata=episode.request_metadata,
+        start_version=None if number is None else format_reference(policy, number),
+        num_turns=num_turns,
+        num_tokens=num_tokens,
+        limits=EpisodeLimits(
+            idle_seconds=episode.idle_seconds,
+            deadline_seconds=round(episode.deadline_at - episode.created_at, 3),
+            max_turns=episode.max_turns,
+            max_tokens=episode.max_tokens,
+        ),
+    )

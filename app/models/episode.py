@@ -1,0 +1,68 @@
+"""Episode: one attempt of an agent at one task, with all its turns, its limits and its outcome."""
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.models.base import Base, Entity, partial_index
+
+
+class EpisodeState(StrEnum):
+    OPEN = "open"
+    ENDED = "ended"  # it has no further turns; feedback on it is learned from
+
+
+class EndReason(StrEnum):
+    """Why an episode has ended."""
+
+    COMPLETED = "completed"  # the agent stopped by itself, or its environment stopped it
+    FAILED = "failed"  # the agent gave up, or its program raised an error
+    ABANDONED = "abandoned"  # nobody can tell how it went: the client left, or a tool's host was down
+    IDLE_TIMEOUT = "idle_timeout"
+    DEADLINE = "deadline"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+
+
+REPORTED_REASONS = (EndReason.COMPLETED, EndReason.FAILED, EndReason.ABANDONED)  # the others are limits
+
+
+class Episode(Entity, Base):
+    """Its turns name it (`Turn.episode_id`). Feedback may name it as a whole (`Feedback.episode_id`)."""
+
+    __tablename__ = "episodes"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
+    policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
+    key_id: Mapped[str] = mapped_column(String(48), doc="the API key that created it, for which its own key acts")
+    key_sha256: Mapped[str] = mapped_column(String(64), unique=True, doc="of the episode's own key")
+    task: Mapped[str | None] = mapped_column(String(255), doc="the caller's name of the task")
+    request_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="the caller's metadata")
+    state: Mapped[str] = mapped_column(String(16), default=EpisodeState.OPEN)
+    end_reason: Mapped[str | None] = mapped_column(String(16))
+    ended_at: Mapped[float | None]
+    outcome: Mapped[float | None] = mapped_column(doc="in [-1, 1], as the caller reported it at the end")
+    end_fingerprint: Mapped[str | None] = mapped_column(
+        String(64), doc="SHA-256 of the report of its end; null while nobody has reported one"
+    )
+    start_version_id: Mapped[str | None] = mapped_column(String(48), doc="the version of its first turn")
+    idle_seconds: Mapped[float] = mapped_column(doc="it ends when no turn runs for so long")
+    deadline_at: Mapped[float] = mapped_column(doc="it ends then at the latest")
+    max_turns: Mapped[int | None] = mapped_column(doc="most completions; null: no limit")
+    max_tokens: Mapped[int | None] = mapped_column(doc="most output tokens of all turns together; null: no limit")
+    idempotency_key: Mapped[str | None] = mapped_column(String(255), doc="of the request that created it")
+    fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the body of that request")
+    erased_at: Mapped[float | None] = mapped_column(doc="when its task and its metadata were erased; the row remains")
+
+    __table_args__ = (
+        Index("ix_episodes_project_id_created_at", "project_id", "created_at", "id"),
+        partial_index(
+            "ix_episodes_idempotency_key",
+            *("key_id", "idempotency_key"),
+            where="idempotency_key IS NOT NULL",
+            unique=True,
+        ),
+        partial_index("ix_episodes_open", "deadline_at", where="state = 'open'"),
+    )
