@@ -102,6 +102,18 @@ async def test_feedback_with_the_key_is_on_its_episode(harness: Harness, scripte
     ranking = await harness.api.post("/v1/feedback", json={"kind": "comparison", "value": ids}, headers=auth)
     whole = {"target": {"conversation_id": turns[own["id"]].conversation_id}, **VOTE}
     assert ranking.status_code == (await harness.api.post("/v1/feedback", json=whole, headers=auth)).status_code == 403
+    # A sender's key belongs to the whole project: it could replace what others have said elsewhere.
+    keyed = {"completion_id": turns[own["id"]].id, "key": "f-1", **VOTE}
+    assert (await harness.api.post("/v1/feedback", json=keyed, headers=auth)).status_code == 403
+    assert (await harness.api.delete("/v1/feedback", params={"key": "f-1"}, headers=auth)).status_code == 403
+
+
+async def test_anthropic_client_chats_in_its_episode_by_the_key(harness: Harness, scripted: ScriptedEngine) -> None:
+    episode = await episodes.create(harness)
+    body = {"model": "shop", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+    answer = await harness.api.post("/v1/messages", json=body, headers={"x-api-key": episode["api_key"]})
+    assert answer.status_code == 200, answer.text
+    assert (await harness.get(Turn, answer.headers["x-completion-id"])).episode_id == episode["id"]
 
 
 async def test_key_has_no_scope_that_its_creator_lacks(harness: Harness, scripted: ScriptedEngine) -> None:
