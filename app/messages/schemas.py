@@ -245,7 +245,11 @@ def _parse(model: type[M], body: dict[str, Any]) -> M:
     messages = body.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         _refuse_unsupported_blocks(message, f"messages.{index}.content")
-    return parse_body(model, body)
+    request = parse_body(model, body)
+    if all(isinstance(message, SystemMessage) for message in request.messages):
+        error = "messages: one that is not the system's is needed."
+        raise BadRequest(error, param="messages", code="invalid_value")
+    return request
 
 
 def _refuse_unsupported_blocks(holder: Any, place: str) -> None:

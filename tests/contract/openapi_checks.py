@@ -47,7 +47,7 @@ RULES_BEYOND_THE_SCHEMA = re.compile(
             r"\btype: Field required",  # the document has a default for the type of an alternative
             "the pattern is invalid",
             "must not be empty, and their names must be unique",
-            r"the last message must not be|may have at most \d+ characters",
+            r"the last message must not be|one that is not the system's is needed|may have at most \d+ characters",
             "There is no response '|turn: 1 is the first reply|'choice_index' requires",
             "is not a setting|cannot differ between policies|names no version: write|name its 'policy' too",
             "could run in shadow|feedback must be kept at least as long as turns",

@@ -215,6 +215,7 @@ def test_unsupported_part_is_refused_with_place_and_advice(fields: dict[str, Any
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": ""}]}, "messages: one that is not the system's"),
         ({"messages": [*HI, assistant(text("He"))]}, "messages.1"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [user(USE)]}, "messages.0.content.0.type"),
