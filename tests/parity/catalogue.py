@@ -21,5 +21,6 @@ NO_PEER = {
     "calibration_error": "no peer measures the calibration of a reward model",
     "auc": "no peer measures a reward model on binary labels; they report the accuracy on pairs",
     "length_penalty": "specific to Attune",
+    "distribution_kl": "the peers estimate a KL from the tokens drawn, not over the likeliest tokens",
     "LOG_RATIO_BOUND": "a constant; the cases with log-ratios beyond ±20 cover it",
 }

@@ -117,6 +117,16 @@ def discounted_turn_returns(rewards: Array, conversations: Integers, turns: Inte
     return returns
 
 
+def distribution_kl(old: Array, new: Array, num_tokens: int) -> Array:
+    """Return Σ p log(p/q) over the first `num_tokens` tokens and all others as one, at each place."""
+    divergences = np.zeros(len(old))
+    for place, (p, q) in enumerate(zip(old, new, strict=True)):
+        lumped_p = [*p[:num_tokens], p[num_tokens:].sum()]
+        lumped_q = [*q[:num_tokens], q[num_tokens:].sum()]
+        divergences[place] = sum(a * np.log(a / b) for a, b in zip(lumped_p, lumped_q, strict=True))
+    return divergences
+
+
 def _difference(ours: torch.Tensor | float, reference: Array | float) -> float:
     values = np.asarray(ours.numpy() if isinstance(ours, torch.Tensor) else ours, dtype=np.float64)
     return float(np.max(np.abs(values - np.asarray(reference)) / np.maximum(1.0, np.abs(reference))))
@@ -170,6 +180,12 @@ def _measure_discounted_turn_returns(generator: np.random.Generator, size: int) 
     return _difference(ours, discounted_turn_returns(rewards, conversations, turns, 0.9))
 
 
+def _measure_distribution_kl(generator: np.random.Generator, size: int) -> float:
+    old, new = generator.dirichlet(np.ones(size + 2), 8), generator.dirichlet(np.ones(size + 2), 8)
+    log_probs = (torch.tensor(np.log(probabilities[:, :size])) for probabilities in (old, new))
+    return _difference(functional.distribution_kl(*log_probs), distribution_kl(old, new, size))
+
+
 MEASURES: dict[str, Callable[[np.random.Generator, int], float]] = {
     "binary_feedback_loss": _measure_binary_feedback_loss,
     "fit_platt_scaling": _measure_platt_scaling,
@@ -177,4 +193,5 @@ MEASURES: dict[str, Callable[[np.random.Generator, int], float]] = {
     "auc": _measure_auc,
     "running_baseline": _measure_running_baseline,
     "discounted_turn_returns": _measure_discounted_turn_returns,
+    "distribution_kl": _measure_distribution_kl,
 }
