@@ -1,5 +1,6 @@
 """All comparisons, and the formulas that no peer has."""
 
+from alignment import functional
 from tests.parity.cases import advantages, correction, policy, preference, reward_model, tokens
 
 CASES_BY_TOPIC = {
@@ -24,3 +25,10 @@ NO_PEER = {
     "distribution_kl": "the peers estimate a KL from the tokens drawn, not over the likeliest tokens",
     "LOG_RATIO_BOUND": "a constant; the cases with log-ratios beyond ±20 cover it",
 }
+RESULT_TYPES = {"Gae", "KTOLoss", "PlattScaling", "PolicyLoss", "PreferenceLoss", "RolloutCorrection", "ValueLoss"}
+
+
+def uncompared() -> list[str]:
+    """Return the public formulas that have neither a case nor a reason. Result types are not formulas."""
+    listed = {case.function for case in CASES} | set(NO_PEER) | RESULT_TYPES
+    return [name for name in functional.__all__ if name not in listed]

@@ -13,14 +13,11 @@ from collections.abc import Iterator
 
 import torch
 
-from alignment import functional
 from tests.parity import table
-from tests.parity.catalogue import CASES, NO_PEER
+from tests.parity.catalogue import CASES, uncompared
 from tests.parity.compare import rows
 from tests.parity.differences import DIFFERENCES
 from tests.parity.references import compare_with_references
-
-RESULT_TYPES = {"Gae", "KTOLoss", "PlattScaling", "PolicyLoss", "PreferenceLoss", "RolloutCorrection", "ValueLoss"}
 
 
 def main() -> int:
@@ -68,12 +65,6 @@ def report(seed: int, repeats: int, failures: list[str]) -> Iterator[str]:
     summary = "all within their bounds." if not failures else "\n".join(["", *(f"- {text}" for text in failures)])
     yield ""
     yield f"{count} rows over {batches} comparisons, {len(DIFFERENCES)} differences on purpose: {summary}"
-
-
-def uncompared() -> list[str]:
-    """Return the public formulas that have neither a case nor a reason. Result types are not formulas."""
-    listed = {case.function for case in CASES} | set(NO_PEER) | RESULT_TYPES
-    return [name for name in functional.__all__ if name not in listed]
 
 
 if __name__ == "__main__":

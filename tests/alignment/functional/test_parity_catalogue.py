@@ -1,7 +1,7 @@
 """What `make parity` demands and needs no peer for: every formula is compared or has a reason, and references agree."""
 
+from tests.parity.catalogue import uncompared
 from tests.parity.references import compare_with_references
-from tests.parity.run import uncompared
 
 
 def test_every_formula_is_compared_with_a_peer_or_has_a_reason() -> None:
