@@ -78,10 +78,13 @@ class FeedbackSender:
         """Send feedback. Return the seconds until it is processed."""
         await self.send(id)
         began = time.monotonic()
-        async with asyncio.timeout(RECOVERY_SECONDS):
-            while not all(row.processed for row in await self.harness.all(Feedback)):
-                self.task_sender.enqueue(["curate"])
-                await asyncio.sleep(0.5)
+        try:
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                while not all(row.processed for row in await self.harness.all(Feedback)):
+                    self.task_sender.enqueue(["curate"])
+                    await asyncio.sleep(0.5)
+        except TimeoutError:
+            pytest.fail(f"the worker does not recover; its log:\n{self.log.read_text()[-20_000:]}")
         return time.monotonic() - began
 
 
