@@ -21,6 +21,8 @@ VOTE = {"kind": "binary", "value": True}
 OPEN_TO_EPISODES = {
     "POST /v1/chat/completions",
     "POST /v1/responses",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "GET /v1/models",
     "GET /v1/models/{name}",
     "POST /v1/feedback",
@@ -111,7 +113,8 @@ async def test_feedback_with_the_key_is_on_its_episode(harness: Harness, scripte
 async def test_anthropic_client_chats_in_its_episode_by_the_key(harness: Harness, scripted: ScriptedEngine) -> None:
     episode = await episodes.create(harness)
     body = {"model": "shop", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
-    answer = await harness.api.post("/v1/messages", json=body, headers={"x-api-key": episode["api_key"]})
+    key = {"x-api-key": episode["api_key"]}
+    answer = await harness.api.post("/v1/messages", json=body, headers={"authorization": "", **key})
     assert answer.status_code == 200, answer.text
     assert (await harness.get(Turn, answer.headers["x-completion-id"])).episode_id == episode["id"]
 

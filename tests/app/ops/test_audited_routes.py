@@ -26,6 +26,10 @@ NOT_AUDITED = {
     "POST /v1/responses": APPLICATION,
     "POST /v1/messages": APPLICATION,
     "POST /v1/messages/count_tokens": "changes nothing",
+    "POST /v1/episodes": APPLICATION,
+    "POST /v1/episodes/{episode_id}/chat/completions": APPLICATION,
+    "POST /v1/episodes/{episode_id}/responses": APPLICATION,
+    "POST /v1/episodes/{episode_id}/end": APPLICATION,
     "POST /v1/feedback": APPLICATION,
     "POST /v1/feedback/batch": APPLICATION,
 }
@@ -129,6 +133,12 @@ async def vote(harness: Harness) -> Params:
     return {"feedback_id": (await harness.vote((await harness.turn()).id)).json()["id"]}
 
 
+async def keyed_vote(harness: Harness) -> Params:
+    body = {"completion_id": (await harness.turn()).id, "kind": "binary", "value": True, "key": "f-1"}
+    await call(harness, "POST", "/v1/feedback", body)
+    return {}
+
+
 async def expired_turn(harness: Harness) -> Params:
     await harness.turn(created_at=1.0, processed=True)
     return {}
@@ -215,6 +225,7 @@ AUDITED = {
 AUDITED_ACTS_OF_APPLICATIONS = {
     "DELETE /v1/chat/completions/{completion_id}": Act(A.COMPLETION_DELETED, None, turn),
     "DELETE /v1/feedback/{feedback_id}": Act(A.FEEDBACK_WITHDRAWN, None, vote),
+    "DELETE /v1/feedback": Act(A.FEEDBACK_WITHDRAWN, None, keyed_vote, "?key=f-1"),
     "POST /v1/feedback/tokens/rotate-secret": Act(A.TOKEN_SECRET_ROTATED, {}),
     "POST /v1/feedback/tokens": Act(A.TOKEN_CREATED, {"completion_id": "<completion>", "kinds": ["binary"]}, turn),
 }

@@ -20,6 +20,8 @@ KEY = {"Idempotency-Key": "night-shift-1"}
 WITHOUT_KEY = {
     *("/v1/chat/completions", "/v1/chat/completions/{completion_id}", "/v1/responses"),
     *("/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/episodes/{episode_id}/chat/completions", "/v1/episodes/{episode_id}/responses"),
+    "/v1/episodes/{episode_id}/end",  # the same report again changes nothing
     *("/v1/feedback/tokens", "/v1/datasets", "/v1/console/links"),
 }
 

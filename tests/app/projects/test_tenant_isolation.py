@@ -246,6 +246,7 @@ WITHOUT_IDS = {
 }
 # Parameters and fields that name no stored object, or that the caller chooses. A tenant's version numbers, row numbers
 # and dataset names mean nothing outside of it.
+MESSAGES = ("POST /v1/messages", "POST /v1/messages/count_tokens")
 HARMLESS = {
     "archived",
     *(
@@ -275,6 +276,7 @@ HARMLESS = {
     (f"GET {POLICY}/versions", "before"),  # a version's number
     (f"GET {PINS}", "after"),
     ("POST /v1/datasets", "name"),
+    *((route, name) for route in MESSAGES for name in ("user_profile_id", "workspace_id")),  # hints, which are ignored
     *(("GET /v1/feedback/search", name) for name in ("name", "source_kind", "direction")),
 }
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -472,11 +474,11 @@ async def ask(harness: Harness, probe: Probe, id: str, own: str, auth: dict[str,
 
 
 def visible_parts(answer: httpx2.Response, id: str) -> tuple[int, dict[str, str], bytes]:
-    """Return what a client sees of a response, with the id that it sent masked."""
-    own = {
-        name: value for name, value in answer.headers.items() if not name.startswith(("x-request-id", "x-ratelimit"))
-    }
-    return answer.status_code, own, answer.content.replace(id.partition("@")[0].encode(), b"ID")
+    """Return what a client sees of a response, with the id that it sent and the request's own masked."""
+    of_request = ("x-request-id", "request-id", "x-ratelimit")
+    own = {name: value for name, value in answer.headers.items() if not name.startswith(of_request)}
+    content = answer.content.replace(answer.headers["x-request-id"].encode(), b"REQUEST")
+    return answer.status_code, own, content.replace(id.partition("@")[0].encode(), b"ID")
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)
