@@ -75,8 +75,8 @@ async def read_page(session: AsyncSession, size: PageSize) -> FeedbackPage:
     turn_ids = {row.turn_id for row in page if row.turn_id is not None}
     turn_ids |= await signals.read_ranked_turn_ids(session, targets)
     turns = await signals.read_finished_turns(session, turn_ids)
-    turns += await signals.read_conversations(session, conversations)
-    turns += await signals.read_episodes(session, episodes)
+    turns += await signals.read_series(session, "conversation", conversations)
+    turns += await signals.read_series(session, "episode", episodes)
     return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last=not is_cut)
 
 
@@ -129,7 +129,7 @@ async def _count_rows(session: AsyncSession, rows: Sequence[Any]) -> dict[Target
         turns = select(*key, func.count()).where(tuple_(*key).in_(sorted(pairs)), Turn.origin == Origin.CHAT)
         for project_id, id, count in await session.execute(turns.group_by(*key)) if pairs else ():
             target = (project_id, pairs[project_id, id])
-            counts[target] = counts.get(target, 0) + min(count, signals.MAX_CONVERSATION_TURNS)
+            counts[target] = counts.get(target, 0) + min(count, signals.MAX_SERIES_TURNS)
     return counts
 
 

@@ -137,7 +137,7 @@ async def _with_conversations(
         for turn in turns
         if turn.conversation_id is not None and configs[turn.policy_id].discount > 0
     }
-    conversations = await signals.read_conversations(session, pairs)
+    conversations = await signals.read_series(session, "conversation", pairs)
     return signals.in_order([*turns, *(turn for turn in conversations if turn.policy_id in configs)])
 
 

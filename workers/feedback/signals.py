@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, exists, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,7 +17,9 @@ from app.feedback.schemas import WITHDRAWAL
 from app.models import Episode, EpisodeState, Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
 
-MAX_CONVERSATION_TURNS = 256  # feedback about a conversation applies to at most so many turns
+MAX_SERIES_TURNS = 256  # feedback about a conversation or an episode applies to at most so many turns
+Series = Literal["conversation", "episode"]  # of turns, which feedback may be about as a whole
+SERIES: tuple[Series, ...] = ("conversation", "episode")
 
 
 class FinishedTurn(NamedTuple):
@@ -63,22 +65,14 @@ async def read_finished_turns(session: AsyncSession, turn_ids: Collection[str]) 
     return [FinishedTurn(*row) for row in rows]
 
 
-async def read_conversations(session: AsyncSession, pairs: Collection[tuple[str, str]]) -> list[FinishedTurn]:
-    """Return the finished chat turns of these conversations; of a very long one the latest MAX_CONVERSATION_TURNS.
+async def read_series(session: AsyncSession, series: Series, pairs: Collection[tuple[str, str]]) -> list[FinishedTurn]:
+    """Return the finished chat turns of conversations or of episodes; of a very long one the latest MAX_SERIES_TURNS.
 
-    Requests that the engine refused have no reply and are left out. `pairs` holds (project id, conversation id).
+    Requests that the engine refused have no reply and are left out. `pairs` holds (project id, its id).
     """
     turns: list[FinishedTurn] = []
-    for project_id, conversation_id in sorted(pairs):
-        turns += await _read_chats(session, Turn.project_id == project_id, Turn.conversation_id == conversation_id)
-    return turns
-
-
-async def read_episodes(session: AsyncSession, pairs: Collection[tuple[str, str]]) -> list[FinishedTurn]:
-    """Return the finished chat turns of these episodes, as `read_conversations` does; `pairs`: (project, episode)."""
-    turns: list[FinishedTurn] = []
-    for project_id, episode_id in sorted(pairs):
-        turns += await _read_chats(session, Turn.project_id == project_id, Turn.episode_id == episode_id)
+    for project_id, id in sorted(pairs):
+        turns += await _read_chats(session, Turn.project_id == project_id, getattr(Turn, f"{series}_id") == id)
     return turns
 
 
@@ -87,7 +81,7 @@ async def _read_chats(session: AsyncSession, *conditions: ColumnElement[bool]) -
         select(*COLUMNS)
         .where(*conditions, Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED)), Turn.origin == Origin.CHAT)
         .order_by(Turn.created_at.desc(), Turn.id.desc())
-        .limit(MAX_CONVERSATION_TURNS)
+        .limit(MAX_SERIES_TURNS)
     )
     return [FinishedTurn(*row) for row in rows][::-1]
 
@@ -102,8 +96,8 @@ async def read_signals(
     signals: SignalsByTurn = {turn.id: {} for turn in turns}
     turns_by_id = {turn.id: turn for turn in turns}
     await _add_turn_signals(session, turns_by_id, configs, signals)
-    await _add_conversation_signals(session, turns, configs, signals)
-    await _add_episode_signals(session, turns, configs, signals)
+    for series in SERIES:
+        await _add_series_signals(session, series, turns, configs, signals)
     await _add_ranking_signals(session, turns_by_id, signals)
     return signals
 
@@ -171,32 +165,24 @@ def end_user_rater(turn: FinishedTurn) -> str:
     return names.turn_rater(turn.end_user, turn.conversation_id, turn.id)
 
 
-async def _add_conversation_signals(
-    session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig], signals: SignalsByTurn
+async def _add_series_signals(
+    session: AsyncSession,
+    series: Series,
+    turns: Sequence[FinishedTurn],
+    configs: Mapping[str, RewardsConfig],
+    signals: SignalsByTurn,
 ) -> None:
-    pairs = {(turn.project_id, turn.conversation_id) for turn in turns if turn.conversation_id is not None}
+    """Add feedback on whole conversations, or on whole episodes that have ended, to those of their turns."""
+    name = f"{series}_id"
+    pairs = {(turn.project_id, id) for turn in turns if (id := getattr(turn, name)) is not None}
     if not pairs:
         return
-    is_about_pairs = tuple_(Feedback.project_id, Feedback.conversation_id).in_(sorted(pairs))
-    of_conversations = _latest_of_each_source(and_(is_about_pairs, Feedback.turn_id.is_(None)))
-    rows = await session.scalars(of_conversations.order_by(Feedback.project_id, Feedback.conversation_id, Feedback.seq))
-    for pair, grouped in groupby(rows, attrgetter("project_id", "conversation_id")):
-        conversation = await read_conversations(session, [pair])
-        _spread(list(grouped), conversation, "conversation", configs, signals)
-
-
-async def _add_episode_signals(
-    session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig], signals: SignalsByTurn
-) -> None:
-    pairs = {(turn.project_id, turn.episode_id) for turn in turns if turn.episode_id is not None}
-    if not pairs:
-        return
-    is_about_pairs = tuple_(Feedback.project_id, Feedback.episode_id).in_(sorted(pairs))
-    is_ended = ~exists().where(Episode.id == Feedback.episode_id, Episode.state == EpisodeState.OPEN)
-    of_episodes = _latest_of_each_source(and_(is_about_pairs, is_ended))
-    rows = await session.scalars(of_episodes.order_by(Feedback.project_id, Feedback.episode_id, Feedback.seq))
-    for pair, grouped in groupby(rows, attrgetter("project_id", "episode_id")):
-        _spread(list(grouped), await read_episodes(session, [pair]), "episode", configs, signals)
+    is_open = exists().where(Episode.id == Feedback.episode_id, Episode.state == EpisodeState.OPEN)
+    is_about_pairs = tuple_(Feedback.project_id, getattr(Feedback, name)).in_(sorted(pairs))
+    of_series = _latest_of_each_source(and_(is_about_pairs, Feedback.turn_id.is_(None), ~is_open))
+    rows = await session.scalars(of_series.order_by(Feedback.project_id, getattr(Feedback, name), Feedback.seq))
+    for pair, grouped in groupby(rows, attrgetter("project_id", name)):
+        _spread(list(grouped), await read_series(session, series, [pair]), series, configs, signals)
 
 
 def _spread(
