@@ -74,7 +74,8 @@ STAINLESS_HEADERS = (
     "retry-count runtime runtime-version timeout"
 )
 CORS_REQUEST_HEADERS = [
-    *("authorization", "content-type", "idempotency-key", "x-conversation-id", "x-attune-episode", "x-attune-agent"),
+    *("authorization", "content-type", "idempotency-key", "x-conversation-id"),
+    *("x-attune-user", "x-attune-task", "x-attune-episode", "x-attune-agent"),
     *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
     *("openai-organization", "openai-project", "user-agent"),
     *(f"x-stainless-{name}" for name in STAINLESS_HEADERS.split()),
