@@ -1,6 +1,5 @@
 """POST /v1/messages: Anthropic's Messages API for clients, and a recorded chat behind it."""
 
-import asyncio
 import hashlib
 import json
 from itertools import pairwise
@@ -12,6 +11,7 @@ import pytest
 from app.models import Turn, TurnState
 from tests.app.messages.test_events import put_together
 from tests.support.deployment import Harness
+from tests.support.hang_up import hang_up
 from tests.support.scripted_engine import ScriptedEngine
 
 REQUEST: dict[str, Any] = {
@@ -311,20 +311,9 @@ async def test_broken_stream_ends_with_an_error_event_and_is_recorded(
 async def test_client_disconnect_aborts_engine(
     harness: Harness, scripted: ScriptedEngine, live_url: str, stream: bool
 ) -> None:
-    scripted.seconds_per_token, scripted.reply_text = 0.05, "word " * 500
     request, headers = REQUEST | {"max_tokens": 600}, {"x-api-key": harness.key}
     async with httpx2.AsyncClient(base_url=live_url, headers=headers, trust_env=False) as client:
-        if stream:
-            async with client.stream("POST", "/v1/messages", json=request | {"stream": True}) as response:
-                async for line in response.aiter_lines():
-                    if "text_delta" in line:
-                        break
-        else:
-            task = asyncio.create_task(client.post("/v1/messages", json=request, timeout=60))
-            while not any(reply.output_ids for reply in list(scripted.running.values())):
-                await asyncio.sleep(0.02)
-            task.cancel()
-            await asyncio.wait([task])
+        await hang_up(client, scripted, "/v1/messages", request, "text_delta" if stream else None)
     turn = await harness.wait_for_turn()
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert turn.id in scripted.aborted and turn.output_ids and len(turn.output_ids) < 450

@@ -1,6 +1,5 @@
 """POST /v1/responses: OpenAI's Responses API for clients, and a recorded chat behind it."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic import TypeAdapter
 
 from app.models import Turn, TurnState
 from tests.support.deployment import Harness
+from tests.support.hang_up import hang_up
 from tests.support.scripted_engine import ScriptedEngine
 
 REQUEST: dict[str, Any] = {"model": "shop", "input": "When are you open?"}
@@ -127,20 +127,9 @@ async def test_broken_stream_reports_failure_and_is_recorded(harness: Harness, s
 async def test_client_disconnect_aborts_engine(
     harness: Harness, scripted: ScriptedEngine, live_url: str, stream: bool
 ) -> None:
-    scripted.seconds_per_token, scripted.reply_text = 0.05, "word " * 500
     headers = {"authorization": f"Bearer {harness.key}"}
     async with httpx2.AsyncClient(base_url=live_url, headers=headers, trust_env=False) as client:
-        if stream:
-            async with client.stream("POST", "/v1/responses", json=REQUEST | {"stream": True}) as response:
-                async for line in response.aiter_lines():
-                    if "output_text.delta" in line:
-                        break
-        else:
-            task = asyncio.create_task(client.post("/v1/responses", json=REQUEST, timeout=60))
-            while not any(reply.output_ids for reply in list(scripted.running.values())):
-                await asyncio.sleep(0.02)
-            task.cancel()
-            await asyncio.wait([task])
+        await hang_up(client, scripted, "/v1/responses", REQUEST, "output_text.delta" if stream else None)
     turn = await harness.wait_for_turn()
     assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
     assert turn.id in scripted.aborted
