@@ -39,6 +39,7 @@ class Sample:
     group: str | None = None  # replies to the same prompt have the same group
     conversation: str | None = None
     turn_index: int = 0  # position in the conversation
+    episode: str | None = None  # the turns of an agent's attempt at a task have the same episode
     weight: float = 1.0  # confidence in the reward, relative to other samples; multiplies the loss, not the reward
 
     def __post_init__(self) -> None:

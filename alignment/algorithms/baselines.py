@@ -116,12 +116,20 @@ class RunningBaseline:
 
 
 def compare_with_others(rewards_B: Tensor, samples: Sequence[Sample]) -> Tensor:
-    """Return each reward minus the weighted mean of the others, [B]; 0 for a single reward."""
-    if len(samples) == 1:
+    """Return each reward minus the weighted mean of the others, [B]; 0 for a single one.
+
+    The others are those of other episodes: the turns of one episode have one outcome.
+    """
+    numbers: dict[str, int] = {}
+    names = [sample.episode or f"alone {index}" for index, sample in enumerate(samples)]
+    episode_B = torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], device=rewards_B.device)
+    if len(numbers) == 1:
         return torch.zeros_like(rewards_B)
     weights_B = _weights(rewards_B, samples)
-    others_B = weights_B.sum() - weights_B
-    return rewards_B - ((weights_B * rewards_B).sum() - weights_B * rewards_B) / others_B
+    sums_B = torch.stack([weights_B, weights_B * rewards_B])
+    sums_E = sums_B.new_zeros(2, len(numbers)).index_add(1, episode_B, sums_B)
+    weight_B, total_B = (sums_E.sum(1, keepdim=True) - sums_E)[:, episode_B]
+    return rewards_B - total_B / weight_B
 
 
 def _weights(rewards_B: Tensor, samples: Sequence[Sample]) -> Tensor:

@@ -111,4 +111,6 @@ class ReinforcePlusPlus(GroupRelative):
         mask_BT, last_token_B1 = batch.response_mask_BT, batch.length_B.long()[:, None] - 1
         rewards_BT = torch.zeros_like(mask_BT).scatter(1, last_token_B1, batch.rewards_B[:, None])
         group_B = batch.group_B if self.config.baseline == "group" else None
-        return reinforce_plus_plus_advantage(rewards_BT, mask_BT, gamma=self.config.gamma, group_B=group_B)
+        return reinforce_plus_plus_advantage(
+            rewards_BT, mask_BT, gamma=self.config.gamma, group_B=group_B, weights_B=batch.weights_B
+        )

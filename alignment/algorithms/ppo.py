@@ -75,7 +75,7 @@ class PPO(PolicyGradient):
             self._metrics = {"critic/baseline": self.baseline.value}
         if self.config.whiten == "off":
             return advantages_BT
-        return whiten(advantages_BT, mask_BT, centre=self.config.whiten == "full")
+        return whiten(advantages_BT, mask_BT, centre=self.config.whiten == "full", weights_B=batch.weights_B)
 
     def shape_rewards(self, batch: TrainData) -> Tensor:
         """Return the rewards to learn from, [B]. A subclass may override this."""

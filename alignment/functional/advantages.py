@@ -71,9 +71,16 @@ def leave_one_out_advantage(rewards_B: Tensor, group_B: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reinforce_plus_plus_advantage(
-    rewards_BT: Tensor, mask_BT: Tensor, *, gamma: float = 1.0, group_B: Tensor | None = None
+    rewards_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    gamma: float = 1.0,
+    group_B: Tensor | None = None,
+    weights_B: Tensor | None = None,
 ) -> Tensor:
     """Return discounted returns, whitened over all tokens of the batch.  [B, T] → [B, T]; 0 outside the mask.
+
+    `weights_B` are the weights of the sequences in the whitening.
 
     Without groups: G_t = r_t + γ·G_{t+1} over the tokens inside the mask, then `whiten`.
     With `group_B` [B]: the sum of a sequence's rewards minus the group's mean, for every token, then `whiten`.
@@ -85,13 +92,13 @@ def reinforce_plus_plus_advantage(
         if gamma != 1.0:
             raise ValueError(f"with groups, rewards are summed without a discount, so gamma must be 1, not {gamma}")
         centred_B = _centre_by_group(apply_mask(rewards_BT, mask_BT).sum(-1), group_B).centred_B
-        return whiten(centred_B[:, None].expand_as(rewards_BT), mask_BT)
+        return whiten(centred_B[:, None].expand_as(rewards_BT), mask_BT, weights_B=weights_B)
     returns_BT = torch.zeros_like(rewards_BT)
     return_B = rewards_BT.new_zeros(len(rewards_BT))
     for t in reversed(range(rewards_BT.shape[1])):
         return_B = torch.where(mask_BT[:, t].bool(), rewards_BT[:, t] + gamma * return_B, return_B)
         returns_BT[:, t] = return_B
-    return whiten(returns_BT, mask_BT)
+    return whiten(returns_BT, mask_BT, weights_B=weights_B)
 
 
 @torch.no_grad()

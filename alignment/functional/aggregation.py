@@ -39,22 +39,24 @@ def masked_mean(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return apply_mask(x_BT, mask_BT).sum() / mask_BT.sum()
 
 
-def whiten(x_BT: Tensor, mask_BT: Tensor, *, centre: bool = True) -> Tensor:
+def whiten(x_BT: Tensor, mask_BT: Tensor, *, centre: bool = True, weights_B: Tensor | None = None) -> Tensor:
     """Return (x − mean) · rsqrt(var + 1e-8) over the masked tokens, var with Bessel's correction; 0 outside the mask.
 
     [B, T] → [B, T].  As in PPO implementations since Ziegler et al., 2019 (verl `masked_whiten`). With
     `centre=False` x is only scaled, to a root mean square of 1, x · rsqrt(mean(x²) + 1e-8): for values that a baseline
     has centred already. Nearly equal values then stay near ±1; divided by their deviation they would have no bound.
+    With `weights_B`, above 0, a token has the weight of its row in the means; the result is not multiplied by it.
     Raises AlignmentError where the mask holds fewer than two tokens.
     """
     count = int(mask_BT.sum())
     if count < 2:
         raise AlignmentError(f"whitening needs at least two tokens, but the mask holds {count}")
+    weights_BT = mask_BT if weights_B is None else mask_BT * weights_B[:, None]
+    total, inside_BT = weights_BT.sum(), apply_mask(x_BT, mask_BT)
     if not centre:
-        scaled_BT = apply_mask(x_BT, mask_BT)
-        return scaled_BT * torch.rsqrt(scaled_BT.square().sum() / count + 1e-8)
-    centred_BT = apply_mask(x_BT - masked_mean(x_BT, mask_BT), mask_BT)
-    variance = centred_BT.square().sum() / (count - 1)
+        return inside_BT * torch.rsqrt((weights_BT * inside_BT.square()).sum() / total + 1e-8)
+    centred_BT = apply_mask(x_BT - (weights_BT * inside_BT).sum() / total, mask_BT)
+    variance = (weights_BT * centred_BT.square()).sum() / total * count / (count - 1)
     return centred_BT * torch.rsqrt(variance + 1e-8)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alignment.data.episodes import count_episodes
 from alignment.models import parallel
 from alignment.trainer.loss_reduction import ReducedLoss
 from alignment.types import Sample, TrainData
@@ -89,6 +90,7 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
         **_summarize("prompt_length", torch.tensor([float(len(sample.prompt_ids)) for sample in samples])),
         "perf/total_num_tokens": float(sum(sample.num_tokens for sample in samples)),
         "training/samples": float(len(samples)),
+        "training/episodes": float(count_episodes(samples)),
         "training/effective_samples": _effective_size([sample.weight for sample in samples]),
         "training/off_policy/trajectory_staleness": fmean(sample.lag for sample in samples),
         "training/off_policy/trajectory_staleness_worst": float(max(sample.lag for sample in samples)),

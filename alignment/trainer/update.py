@@ -13,6 +13,7 @@ from alignment.algorithms.dpo_and_kto import KTO
 from alignment.config.trainer import TrainerConfig
 from alignment.data.collate import collate
 from alignment.data.corrections import TextTokenizer
+from alignment.data.episodes import share_within_episodes
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import NonFiniteUpdate, NothingToCompare, NoVariance, StepTooLarge
 from alignment.functional import kl_estimate
@@ -68,7 +69,7 @@ class Update:
         check_token_ids(batch.samples, self.policy.num_token_ids)
         self.pairs, self.unused_texts = make_pairs(batch, context.tokenizer, self.policy)
         self.corrected = {pair.correction.sample.turn_id for pair in self.pairs}
-        self.by_reward = self._select()
+        self.by_reward = share_within_episodes(self._select())
         selected = {sample.turn_id for sample in self.by_reward}
         rest = (sample for sample in batch.samples if sample.turn_id not in selected)
         self.samples = [*self.by_reward, *(sample for sample in rest if sample.turn_id in self.corrected)]

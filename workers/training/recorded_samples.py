@@ -37,6 +37,7 @@ def to_sample(
         group=group or turn.completion_id,  # the choices of one completion are replies to one prompt
         conversation=turn.conversation_id,
         turn_index=turn.num_messages,  # the same for all replies to one prompt
+        episode=turn.episode_id,
         weight=weight,
     )
 

@@ -21,6 +21,7 @@ from app.models import (
 )
 from app.projects.service import create_project
 from app.training import kl_guard
+from tests.support import episodes
 from tests.support.deployment import Harness
 from tests.support.shared_histories import follow_up
 from tests.support.updates import RESULT, expire_leases, rate, release, roll_back, train
@@ -54,6 +55,16 @@ async def test_claimed_batch_has_whole_prompts_of_turns_that_share_their_histori
     assert claimed is not None
     assert {sample.prompt_ids for sample in claimed.batch.samples} == {(1, 2, 3, 4, 5, 7, 8, 4, 5, 7, 8)}
     assert {sample.turn_index for sample in claimed.batch.samples} == {5}
+
+
+async def test_claimed_batch_knows_the_episodes_of_its_turns(harness: Harness) -> None:
+    episode = await episodes.create(harness)
+    await rate(harness, "+-", episode_id=episode["id"])
+    await rate(harness, "+-+-+-")
+    await assemble(harness.db, harness.settings)
+    claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
+    assert claimed is not None
+    assert sorted(sample.episode or "" for sample in claimed.batch.samples) == [""] * 6 + [episode["id"]] * 2
 
 
 async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> None:
