@@ -14,10 +14,14 @@ from app.core.settings import Settings, get_settings
 
 
 class CommandError(SystemExit):
-    """An error that ends a command with a message and exit status 1."""
+    """An error that ends a command with a message and exit status 1.
 
-    def __init__(self, message: str) -> None:
+    `retry_after` is set where the same request may succeed so many seconds later.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(f"attune: {message}")
+        self.retry_after = retry_after
 
 
 def save_api_key(settings: Settings, key: str) -> None:
@@ -74,6 +78,13 @@ def _error_message(response: httpx2.Response) -> str:
         return f"{response.url} answered with status {response.status_code}, not as Attune does; is ATTUNE_URL right?"
 
 
+def _retry_after(response: httpx2.Response) -> float | None:
+    if response.status_code not in (429, 503):
+        return None
+    seconds = response.headers.get("retry-after", "")
+    return float(seconds) if seconds.isdecimal() else 1.0
+
+
 class Api:
     """A synchronous client of Attune's API. Every method raises CommandError with the service's error message."""
 
@@ -94,7 +105,7 @@ class Api:
             with self._http.stream(method, path, **options) as response:
                 if response.status_code >= 400:
                     response.read()
-                    raise CommandError(_error_message(response))
+                    raise CommandError(_error_message(response), _retry_after(response))
                 yield response
         except httpx2.ConnectError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -15,12 +15,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from app.cli.client import Api, CommandError, drop_unset
 from app.cli.options import Json
 from app.cli.output import Row, print_object
+from app.cli.vote_import import import_votes
 
 MEDIA_TYPE = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1024 * 1024
 
 exports = typer.Typer(no_args_is_help=True, help="Export turns and preferences to Parquet.")
-imports = typer.Typer(no_args_is_help=True, help="Import Parquet files as datasets.")
+imports = typer.Typer(no_args_is_help=True, help="Import Parquet files as datasets, and files of votes.")
+imports.command("votes")(import_votes)
 subjects = typer.Typer(no_args_is_help=True, help="Show, export and erase the stored data of a person.")
 
 Out = Annotated[Path, typer.Argument(help="the file to write, e.g. turns.parquet")]

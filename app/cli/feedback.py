@@ -13,7 +13,10 @@ from app.cli.output import Column, Row, format_time, print_list, print_object
 
 feedback = typer.Typer(no_args_is_help=True, help="Give feedback on replies, and look up what became of it.")
 CompletionId = Annotated[str, typer.Argument(metavar="COMPLETION", help="chatcmpl-…, resp_… or msg_…")]
-THUMBS = {"up": True, "down": False, "+1": True, "-1": False, "true": True, "false": False}
+THUMBS = {
+    **dict.fromkeys(("up", "+1", "1", "true", "👍", "thumbs up"), True),
+    **dict.fromkeys(("down", "-1", "false", "👎", "thumbs down"), False),
+}
 LIST_COLUMNS = (
     Column("id", "id", no_wrap=True),
     Column("choice", "choice_index", right=True),
