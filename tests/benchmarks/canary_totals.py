@@ -141,7 +141,7 @@ async def prepare(settings: Settings, turns: int) -> None:
 
 async def time_of(act: Callable[[], Awaitable[object]], rounds: int) -> str:
     """Return the first time, and the median of the later ones, in milliseconds; or what went wrong."""
-    times = []
+    times: list[float] = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
         try:
@@ -156,7 +156,7 @@ async def measure(settings: Settings, rounds: int) -> dict[str, str]:
     async with Database(settings.database_url, seconds=None) as db, db.write() as session:
         policy = (await session.scalars(select(Policy))).one()
         _, key = await create_key(session, policy.project_id)
-    app, results = create_app(settings), {}
+    app, results = create_app(settings), dict[str, str]()
     async with Database(settings.database_url, seconds=settings.database.request_timeout_seconds) as db:
 
         async def decide_canary() -> None:

@@ -92,7 +92,7 @@ async def test_the_comparison_of_a_canary_reads_no_votes_but_those_on_its_turns(
 ) -> None:
     """PostgreSQL, if it is not told better, reads all votes there are, since it cannot know how few turns these are."""
     monkeypatch.setattr(comparison, "MAX_ARM_TURNS", FEW)
-    serving, amounts = await harness.serving(), []
+    serving, amounts = await harness.serving(), list[int]()
     for prefix, count in (("a", FEW), ("b", MANY)):
         turns = await add_turns(harness, count, prefix)
         votes = [

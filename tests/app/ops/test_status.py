@@ -92,7 +92,7 @@ async def test_status_costs_the_same_however_many_turns_are_rollouts(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "MAX_ROWS", 50)
-    chat, amounts = await harness.turn(), []
+    chat, amounts = await harness.turn(), list[int]()
     await harness.api.get("/v1/status")  # the application opens its database
     for prefix, count in (("a", 300), ("b", 1200)):
         await add_turns(harness, count, prefix)
