@@ -6,7 +6,7 @@ A version in shadow answers live prompts beside the version that serves, and use
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, or_, select
+from sqlalchemy import Row, Select, Subquery, and_, case, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -16,6 +16,7 @@ from alignment.release.canary import Arm, CanaryConfig, Decision
 from alignment.release.shadow import PairCounts, ShadowConfig, comparing_sources, scoring_sources
 from alignment.tolerance import TOLERANCE
 from app.core.database import database_time
+from app.core.planner import prefer_indexes
 from app.core.settings import Settings
 from app.models import (
     Deployment,
@@ -38,8 +39,6 @@ from app.raters.approval import is_up, is_vote
 COMPARED_ROUTES = (RouteReason.STABLE, RouteReason.CANARY, RouteReason.STICKY)
 MAX_ARM_TURNS = 50_000
 MAX_READ_TURNS = 200_000  # of a version, to find these in: others were requested, pinned, or sampled off the hot path
-SERVED, SHADOW = aliased(Turn), aliased(Turn)  # a reply that a user received, and the candidate's to the same prompt
-END_USER = func.coalesce(SERVED.end_user, SERVED.conversation_id, SERVED.id)
 
 
 def effective_canary(policy: Policy, settings: Settings) -> CanaryConfig | None:
@@ -73,8 +72,10 @@ async def evaluate_shadow(
 ) -> tuple[Arm, Arm, PairCounts, Decision]:
     """Return the statistics of a version in shadow and of the one that serves, their pairs, and the decision."""
     assert version.shadow_since is not None
-    pairs, good, served_good = await _count_pairs(session, version.id, serving_id, rewards)
-    replies = await _compare_replies(session, version.id, serving_id)
+    await prefer_indexes(session)
+    newest_pairs = await _find_newest_pairs(session, version.id, serving_id)
+    pairs, good, served_good = await _count_pairs(session, newest_pairs, rewards)
+    replies = await _compare_replies(session, newest_pairs)
     length_and_speed = _length_and_speed(replies.length, replies.seconds, replies.tokens)
     candidate = Arm(replies.users, replies.failed or 0, pairs.rated, good, *length_and_speed)
     # Only replies that did not fail have a shadow reply, so the failures are counted over all served replies.
@@ -96,12 +97,10 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     - Each person who voted counts once, by the sum of their votes (`app.raters.approval`): the test for canaries needs
       independent ratings. Programs, judges and the policy's own reward sources have no vote.
     """
-    of_version = (Turn.version_id == version_id, Turn.created_at >= since)
-    newest_first = select(Turn.created_at).where(*of_version).order_by(Turn.created_at.desc())
-    oldest = await session.scalar(newest_first.offset(MAX_READ_TURNS).limit(1))
+    await prefer_indexes(session)  # the votes on these turns, not all there are
     routed = (
         Turn.version_id == version_id,
-        Turn.created_at >= (since if oldest is None else oldest),
+        Turn.created_at >= await _find_oldest(session, version_id, since),
         Turn.origin == Origin.CHAT,
         Turn.route_reason.in_(COMPARED_ROUTES),
     )
@@ -138,26 +137,68 @@ async def read_arm(session: AsyncSession, version_id: str, since: float) -> Arm:
     return Arm(count, failed or 0, rated, good, *_length_and_speed(length, seconds, tokens))
 
 
-async def _compare_replies(session: AsyncSession, version_id: str, serving_id: str) -> Row[Any]:
+async def _find_oldest(session: AsyncSession, version_id: str, since: float) -> float:
+    """Return the time (Unix seconds) since which turns of a version are read: its newest MAX_READ_TURNS."""
+    of_version = (Turn.version_id == version_id, Turn.created_at >= since)
+    newest_first = select(Turn.created_at).where(*of_version).order_by(Turn.created_at.desc())
+    oldest = await session.scalar(newest_first.offset(MAX_READ_TURNS).limit(1))
+    return since if oldest is None else oldest
+
+
+async def _find_newest_pairs(session: AsyncSession, version_id: str, serving_id: str) -> Subquery:
+    """Return a query for shadow replies and the replies that users received to the same prompts.
+
+    The newest MAX_ARM_TURNS finished shadow replies count that are neither deleted nor without consent, among the
+    newest MAX_READ_TURNS turns of the version, so that the duration of the comparison has a bound.
+    """
+    compared = (
+        Turn.version_id == version_id,
+        Turn.created_at >= await _find_oldest(session, version_id, 0.0),
+        Turn.origin == Origin.SHADOW,
+        Turn.state.in_((TurnState.DONE, TurnState.FAILED)),
+        Turn.deleted_at.is_(None),
+        or_(Turn.exclusion_reason.is_(None), Turn.exclusion_reason != NO_CONSENT),
+    )
+    columns = (Turn.id, Turn.shadow_of_id, Turn.state, Turn.num_output_tokens)
+    # Limited before the served replies are joined: the planner then reads no more shadow replies than these.
+    newest = select(*columns).where(*compared).order_by(Turn.created_at.desc(), Turn.id.desc()).limit(MAX_ARM_TURNS)
+    newest_replies, served = newest.subquery(), aliased(Turn)
+    shadow = newest_replies.c
+    return (
+        select(
+            shadow.id.label("shadow_id"),
+            served.id.label("served_id"),
+            func.coalesce(served.end_user, served.conversation_id, served.id).label("end_user"),
+            shadow.state,
+            shadow.num_output_tokens.label("tokens"),
+            served.num_output_tokens.label("served_tokens"),
+            (served.finished_at - served.created_at).label("served_seconds"),
+        )
+        .join_from(newest_replies, served, served.id == shadow.shadow_of_id)
+        .where(served.version_id == serving_id)
+        .subquery()
+    )
+
+
+async def _compare_replies(session: AsyncSession, newest_pairs: Subquery) -> Row[Any]:
     """Return lengths and speeds of the paired replies; each end user counts once.
 
     The candidate's time is that of its request to the engine, without the gateway.
     """
-    done = case((SHADOW.state == TurnState.DONE, 1))
+    pairs = newest_pairs.c
+    done = case((pairs.state == TurnState.DONE, 1))
     users = (
         select(
-            func.max(case((SHADOW.state == TurnState.FAILED, 1), else_=0)).label("failed"),
-            func.avg(done * SHADOW.num_output_tokens).label("length"),
-            func.avg(done * SERVED.num_output_tokens).label("served_length"),
+            func.max(case((pairs.state == TurnState.FAILED, 1), else_=0)).label("failed"),
+            func.avg(done * pairs.tokens).label("length"),
+            func.avg(done * pairs.served_tokens).label("served_length"),
             func.sum(done * Rollout.duration_seconds).label("seconds"),
-            func.sum(done * (SERVED.finished_at - SERVED.created_at)).label("served_seconds"),
-            func.sum(done * SHADOW.num_output_tokens).label("tokens"),
-            func.sum(done * SERVED.num_output_tokens).label("served_tokens"),
+            func.sum(done * pairs.served_seconds).label("served_seconds"),
+            func.sum(done * pairs.tokens).label("tokens"),
+            func.sum(done * pairs.served_tokens).label("served_tokens"),
         )
-        .join_from(SHADOW, SERVED, SERVED.id == SHADOW.shadow_of_id)
-        .join(Rollout, Rollout.id == SHADOW.id)
-        .where(*_paired_turns(version_id, serving_id))
-        .group_by(END_USER)
+        .join_from(newest_pairs, Rollout, Rollout.id == pairs.shadow_id)
+        .group_by(pairs.end_user)
         .subquery()
     ).c
     means = (func.avg(users[name]).label(name) for name in ("length", "served_length"))
@@ -168,7 +209,7 @@ async def _compare_replies(session: AsyncSession, version_id: str, serving_id: s
 
 
 async def _count_pairs(
-    session: AsyncSession, version_id: str, serving_id: str, rewards: RewardsConfig
+    session: AsyncSession, newest_pairs: Subquery, rewards: RewardsConfig
 ) -> tuple[PairCounts, int, int]:
     """Return the pairs by end user, and how many replies of the candidate and of the served version are good.
 
@@ -177,7 +218,7 @@ async def _count_pairs(
     names, comparing = scoring_sources(rewards), comparing_sources(rewards)
     if not names:
         return PairCounts(), 0, 0
-    users = _select_pair_rewards(version_id, serving_id, rewards, names, comparing).subquery().c
+    users = _select_pair_rewards(newest_pairs, rewards, names, comparing).subquery().c
     counts = select(
         func.count(case((users.candidate > users.served + TOLERANCE, 1))),
         func.count(case((users.candidate < users.served - TOLERANCE, 1))),
@@ -190,42 +231,30 @@ async def _count_pairs(
 
 
 def _select_pair_rewards(
-    version_id: str, serving_id: str, rewards: RewardsConfig, names: Sequence[str], comparing: Sequence[str]
+    newest_pairs: Subquery, rewards: RewardsConfig, names: Sequence[str], comparing: Sequence[str]
 ) -> Select[tuple[float, float]]:
     """Return a query for the weighted rewards of both replies by end user: columns `candidate` and `served`.
 
     A source that compares replies (`comparing`) has seen both, so the gain of one is the loss of the other.
     """
-    candidate, served = aliased(Reward), aliased(Reward)
+    pairs, candidate, served = newest_pairs.c, aliased(Reward), aliased(Reward)
     compared = candidate.source.in_(comparing)
     weight = case({source.name: source.weight for source in rewards.sources}, value=candidate.source, else_=0.0)
-    unfinished = exists().where(
-        Judgement.turn_id.in_((SHADOW.id, SERVED.id)),
-        Judgement.source.in_(names),
-        Judgement.state == JudgementState.OPEN,
-    )
+    unfinished = [
+        exists().where(
+            Judgement.turn_id == turn_id, Judgement.source.in_(names), Judgement.state == JudgementState.OPEN
+        )
+        for turn_id in (pairs.shadow_id, pairs.served_id)
+    ]
     return (
         select(
             func.sum(weight * candidate.value).label("candidate"),
             func.sum(weight * case((compared, -candidate.value), else_=served.value)).label("served"),
         )
-        .join_from(SHADOW, SERVED, SERVED.id == SHADOW.shadow_of_id)
-        .join(candidate, and_(candidate.turn_id == SHADOW.id, candidate.source.in_(names)))
-        .outerjoin(served, and_(served.turn_id == SERVED.id, served.source == candidate.source))
-        .where(*_paired_turns(version_id, serving_id), or_(compared, served.id.is_not(None)), ~unfinished)
-        .group_by(END_USER)
-    )
-
-
-def _paired_turns(version_id: str, serving_id: str) -> tuple[ColumnElement[bool], ...]:
-    """Finished shadow replies that are neither deleted nor without consent."""
-    return (
-        SHADOW.version_id == version_id,
-        SHADOW.origin == Origin.SHADOW,
-        SHADOW.state.in_((TurnState.DONE, TurnState.FAILED)),
-        SHADOW.deleted_at.is_(None),
-        or_(SHADOW.exclusion_reason.is_(None), SHADOW.exclusion_reason != NO_CONSENT),
-        SERVED.version_id == serving_id,
+        .join_from(newest_pairs, candidate, and_(candidate.turn_id == pairs.shadow_id, candidate.source.in_(names)))
+        .outerjoin(served, and_(served.turn_id == pairs.served_id, served.source == candidate.source))
+        .where(or_(compared, served.id.is_not(None)), *(~one for one in unfinished))
+        .group_by(pairs.end_user)
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from sqlalchemy import ColumnElement, func, select, text
+from sqlalchemy import ColumnElement, bindparam, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -51,13 +51,13 @@ async def status(caller: ViewingCaller, db: DatabaseDep) -> dict[str, Any]:
     async with db.read() as session:
         rows = await repository.list_policies(session, caller.project_id)
         policy_ids = [policy.id for policy in rows]
-        of_project = Turn.project_id == caller.project_id
+        is_chat = Turn.origin == bindparam(None, Origin.CHAT.value, literal_execute=True)  # for the partial index
         return {
             "object": "status",
             "policies": [await policies.view_policy(session, policy) for policy in rows],
             "engines": await _engines(session, policy_ids),
             "counted": MAX_ROWS,
-            "turns": await _count(session, Turn.state, Turn.created_at, of_project, Turn.origin == Origin.CHAT),
+            "turns": await _count_by_policy(session, policy_ids, Turn, Turn.state, is_chat),
             "rollouts": await _count_by_policy(session, policy_ids, Rollout, Rollout.state),
             "feedback": await _count(
                 session,
@@ -87,12 +87,16 @@ async def _count(
 
 
 async def _count_by_policy(
-    session: AsyncSession, policy_ids: Sequence[str], table: Any, column: InstrumentedAttribute[Any]
+    session: AsyncSession,
+    policy_ids: Sequence[str],
+    table: Any,
+    column: InstrumentedAttribute[Any],
+    *where: ColumnElement[bool],
 ) -> dict[str, int]:
     """Count the newest MAX_ROWS rows of each policy by the values of a column."""
     counts: Counter[str] = Counter()
     for policy_id in policy_ids:
-        counts.update(await _count(session, column, table.created_at, table.policy_id == policy_id))
+        counts.update(await _count(session, column, table.created_at, table.policy_id == policy_id, *where))
     return dict(counts)
 
 

@@ -1,12 +1,15 @@
 """Pages that do not read whole tables: what they count and list is bounded, and what waits is counted exactly."""
 
 import pytest
+from sqlalchemy import update
 
-from app.models import Audit, AuditAction, Engine, EngineState, Sample, SampleState, VersionState
+from app.models import Audit, AuditAction, Engine, EngineState, Origin, Sample, SampleState, Turn, VersionState
 from app.ops import status
 from app.policies import version_statistics
 from tests.support.deployment import Harness
+from tests.support.statement_work import count_work
 from tests.support.trained_versions import publish
+from tests.support.waiting_samples import add_turns, analyze
 
 
 async def test_status_counts_the_newest_rows(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +86,21 @@ async def test_statistics_are_of_the_newest_replies(harness: Harness, monkeypatc
         await harness.turn(created_at=float(number), num_output_tokens=10 * number)
     [version] = (await harness.api.get("/v1/policies/shop/versions")).json()["data"]
     assert (version["turns"], version["mean_length"]) == (3, 30.0)
+
+
+async def test_status_costs_the_same_however_many_turns_are_rollouts(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "MAX_ROWS", 50)
+    chat, amounts = await harness.turn(), list[int]()
+    await harness.api.get("/v1/status")  # the application opens its database
+    for prefix, count in (("a", 300), ("b", 1200)):
+        await add_turns(harness, count, prefix)
+        async with harness.db.write() as session:
+            await session.execute(update(Turn).where(Turn.id != chat.id).values(origin=Origin.PROMPT_SET))
+        await analyze(harness)
+        async with count_work(harness.api_database) as work:
+            found = (await harness.api.get("/v1/status")).json()
+        assert found["turns"] == {"done": 1}
+        amounts.append(work.amount)
+    assert amounts[1] < 1.5 * amounts[0]
