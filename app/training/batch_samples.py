@@ -164,10 +164,10 @@ async def return_samples(
     if not batch_ids:
         return True
     await forget_batches(session, batch_ids)
-    in_batch = (Sample.batch_id.in_(batch_ids), Sample.state.in_(IN_BATCH))
+    in_batch: list[ColumnElement[bool]] = [Sample.batch_id.in_(batch_ids), Sample.state.in_(IN_BATCH)]
     part = await _find_part(session, batch_ids, IN_BATCH, limit)
     if part is not None:
-        in_batch = (*in_batch, Sample.turn_id.in_(part))
+        in_batch.append(Sample.turn_id.in_(part))
     turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch))) if part is None else part
     if not turn_ids:
         return True
@@ -288,7 +288,7 @@ async def reclaim_samples(
     """
     if not batch_ids:
         return None
-    of_part = [BatchTurn.batch_id.in_(batch_ids), BatchTurn.turn_id > (after or "")]
+    of_part: list[ColumnElement[bool]] = [BatchTurn.batch_id.in_(batch_ids), BatchTurn.turn_id > (after or "")]
     last: str | None = None
     if limit is not None:
         turns = select(BatchTurn.turn_id).where(*of_part).distinct().order_by(BatchTurn.turn_id)

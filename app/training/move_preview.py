@@ -74,7 +74,7 @@ async def count_moved(session: AsyncSession, policy_id: str, old_id: str, new_id
 
 async def _read_move(session: AsyncSession, old_id: str, new_id: str, time: float, is_rejection: bool = False) -> _Move:
     leaving, joining = await compare_lines(session, old_id, new_id)
-    judged = set() if is_rejection else await find_judged(session, leaving, time)
+    judged: set[str] = set() if is_rejection else await find_judged(session, leaving, time)
     return _Move(
         frozenset(version.batch_id for version in leaving if version.batch_id is not None),
         [version.batch_id for version in joining[::-1] if version.batch_id is not None],

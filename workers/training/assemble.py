@@ -35,7 +35,7 @@ from workers.training.select_samples import SamplePool, select_samples
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
 RUN_SECONDS = 5.0
-STEP = 1000  # samples that one transaction prepares: with SQLite, every chat and vote waits for it
+STEP = 500  # samples that one transaction prepares: with SQLite, every chat and vote waits for it
 
 
 class Outcome(Enum):
