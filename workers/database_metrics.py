@@ -31,6 +31,7 @@ from app.models import (
     Feedback,
     Judgement,
     LearningMode,
+    LineMove,
     Policy,
     Project,
     Rollout,
@@ -144,6 +145,7 @@ async def _read_queues(session: AsyncSession, time: float) -> Metric:
         "curate": (Feedback.created_at, ~Feedback.processed),
         "judge": (Judgement.due_at, (Judgement.state == OPEN) & (Judgement.source != LEARNED)),
         "rollout": (Rollout.due_at, Rollout.state == OPEN),
+        "assemble": (LineMove.created_at, LineMove.id > 0),  # samples that move after a rollback
         "train": (Batch.created_at, Batch.state == BatchState.OPEN),
         "evaluate": (Version.created_at, Version.state == VersionState.TRAINED),
         "publish": (Version.created_at, Version.state == VersionState.VERIFIED),

@@ -27,6 +27,7 @@ from app.models import (
     EngineState,
     Feedback,
     Judgement,
+    LineMove,
     PlanState,
     RewardModel,
     RewardModelState,
@@ -109,7 +110,9 @@ async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[Ta
         ),
         "judge": due_judgement.where(Judgement.source != LEARNED),
         "rollout": or_(exists().where(is_due(Rollout)), exists().where(RolloutPlan.state == PlanState.RUNNING)),
-        "assemble": exists().where(Sample.state == SampleState.OPEN, Sample.ready_at <= now()),
+        "assemble": or_(
+            exists().where(Sample.state == SampleState.OPEN, Sample.ready_at <= now()), exists(select(LineMove.id))
+        ),
         "train": or_(
             exists().where(Batch.state == BatchState.OPEN, lease_is_free(Batch)),
             exists().where(RewardModel.state == RewardModelState.OPEN, lease_is_free(RewardModel)),

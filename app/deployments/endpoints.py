@@ -117,7 +117,8 @@ async def preview_rollback(
         async with context.write() as (session, policy):
             await rollback_preview.preview_rollback(session, policy, version, from_version, context.attribute(None))
     except PreviewDone as done:
-        return done.preview
+        async with context.db.read_snapshot() as session:
+            return await rollback_preview.add_samples(session, done)
     raise AssertionError
 
 

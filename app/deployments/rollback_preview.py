@@ -1,4 +1,7 @@
-"""What a rollback would change: it is carried out in a transaction that is undone, so that the preview is exact."""
+"""What a rollback would change: it is carried out in a transaction that is undone, so that the preview is exact.
+
+The samples, which follow in steps, are counted from reads afterwards: nobody waits for the count.
+"""
 
 from typing import Literal
 
@@ -11,19 +14,17 @@ from app.deployments import service
 from app.models import (
     Batch,
     BatchState,
-    BatchTurn,
     Deployment,
     Origin,
     Pin,
     Policy,
-    Sample,
-    SampleState,
     Turn,
 )
 from app.policies import repository
+from app.policies.lines import compare_lines
 from app.policies.references import format_reference, version_name
 from app.policies.service import Attribution, is_loaded, list_ready_engines
-from app.training.head import LineVersion, compare_lines
+from app.training import move_preview
 
 ACTIVE_SECONDS = 86_400.0
 MAX_TURNS = 10_000  # newest replies whose conversations are counted
@@ -57,11 +58,12 @@ class RollbackPreview(BaseModel):
 
 
 class PreviewDone(Exception):
-    """Ends the transaction of a preview, so that it is undone."""
+    """Ends the transaction of a preview, which is undone. The head would move from `head_id` to `head_after_id`."""
 
-    def __init__(self, preview: RollbackPreview) -> None:
+    def __init__(self, preview: RollbackPreview, policy_id: str, head_id: str, head_after_id: str) -> None:
         super().__init__("a preview is never committed")
         self.preview = preview
+        self.policy_id, self.head_id, self.head_after_id = policy_id, head_id, head_after_id
 
 
 async def preview_rollback(
@@ -83,7 +85,6 @@ async def preview_rollback(
     )
     head_after_id = policy.head_version_id or target.id
     leaving, joining = await compare_lines(session, head_id, head_after_id)
-    left, joined = await _count_samples(session, leaving), await _count_samples(session, joining)
     engines = await list_ready_engines(session)
     left_id = rolled_back.id
     raise PreviewDone(
@@ -102,24 +103,22 @@ async def preview_rollback(
             head_after=version_name(policy, await repository.get_version(session, head_after_id)),
             leaving=[format_reference(policy.name, version.number) for version in leaving],
             joining=[format_reference(policy.name, version.number) for version in joining],
-            samples_returned=left.get(SampleState.OPEN, 0) + left.get(SampleState.QUARANTINED, 0),
-            samples_dropped=left.get(SampleState.DROPPED, 0),
-            samples_reclaimed=joined.get(SampleState.TRAINED, 0),
+            samples_returned=0,
+            samples_dropped=0,
+            samples_reclaimed=0,
             batches_failed=open_before - await _count_open_batches(session, policy),
-        )
+        ),
+        policy.id,
+        head_id,
+        head_after_id,
     )
 
 
-async def _count_samples(session: AsyncSession, versions: list[LineVersion]) -> dict[str, int]:
-    """Return how many samples the versions have learned from are in each state."""
-    batch_ids = [version.batch_id for version in versions if version.batch_id is not None]
-    query = (
-        select(Sample.state, func.count(Sample.turn_id.distinct()))
-        .join(BatchTurn, BatchTurn.turn_id == Sample.turn_id)
-        .where(BatchTurn.batch_id.in_(batch_ids))
-        .group_by(Sample.state)
-    )
-    return {state: count for state, count in await session.execute(query)}
+async def add_samples(session: AsyncSession, done: PreviewDone) -> RollbackPreview:
+    """Return the preview with the samples that would move. The transaction of the preview is over."""
+    moved = await move_preview.count_moved(session, done.policy_id, done.head_id, done.head_after_id)
+    counts = {f"samples_{name}": count for name, count in moved._asdict().items()}
+    return done.preview.model_copy(update=counts)
 
 
 async def _count_open_batches(session: AsyncSession, policy: Policy) -> int:

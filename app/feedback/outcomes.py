@@ -39,6 +39,7 @@ from app.models import (
     Feedback,
     FeedbackRank,
     LearningMode,
+    LineMove,
     Origin,
     Policy,
     PolicyState,
@@ -61,6 +62,7 @@ class Reason(StrEnum):
 
     LEARNED = "learned"
     RELEASE = "release"
+    UNDONE = "undone"
     TRAINING = "training"
     SCORE_IN_TRAINING = "score_in_training"
     BATCH = "batch"
@@ -94,6 +96,7 @@ WAITING = REASONS[CODES[Reason.RELEASE] : CODES[Reason.ROLLED_BACK]]
 SENTENCES = {
     Reason.LEARNED: "A released version has learned from it.",
     Reason.RELEASE: "An update has learned from it; its version is not released yet.",
+    Reason.UNDONE: "The version that learned from it was undone; its sample returns within seconds or minutes.",
     Reason.TRAINING: "It is in the batch that is being trained, or that is trained next.",
     Reason.SCORE_IN_TRAINING: "An update is learning from the score of its reply; the next one learns from it instead.",
     Reason.BATCH: "It is ready and waits for the next batch.",
@@ -135,8 +138,13 @@ TEXT_SENTENCES: dict[str | None, str] = {
 Conditions = Sequence[tuple[ColumnElement[bool], Reason]]
 DECIDING_STATES = (BatchState.OPEN, BatchState.TRAINED)  # feedback in a batch of another state is as if it were in none
 _IS_TRAINED = Batch.state == BatchState.TRAINED
+# Only versions whose samples have not been given back yet have feedback in their batches.
+_IS_BEING_UNDONE = exists().where(
+    LineMove.policy_id == Version.policy_id, Version.number.between(LineMove.undone_from, LineMove.undone_to)
+)
 BATCH_CONDITIONS: Conditions = (
     (Batch.state == BatchState.OPEN, Reason.TRAINING),
+    (_IS_TRAINED & _IS_BEING_UNDONE.correlate(Version), Reason.UNDONE),
     (_IS_TRAINED & (Version.state == VersionState.ROLLED_BACK), Reason.ROLLED_BACK),
     (_IS_TRAINED & (Version.state == VersionState.REJECTED), Reason.VERSION_REJECTED),
     (_IS_TRAINED & Version.state.in_(PENDING_RELEASE), Reason.RELEASE),
@@ -317,7 +325,7 @@ def _view(row: Any) -> dict[str, Any]:
     """Return an OutcomeView as a dict."""
     reason = REASONS[row.code]
     state = state_of(reason)
-    has_version = reason in (Reason.LEARNED, Reason.RELEASE, Reason.ROLLED_BACK, Reason.VERSION_REJECTED)
+    has_version = reason in (Reason.LEARNED, Reason.RELEASE, Reason.UNDONE, Reason.ROLLED_BACK, Reason.VERSION_REJECTED)
     version = format_reference(row.policy, row.version) if has_version and row.version is not None else None
     return {
         "state": state,

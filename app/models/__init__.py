@@ -27,6 +27,7 @@ from app.models.feedback import (
     RaterStanding,
     SourceKind,
 )
+from app.models.line_move import LineMove
 from app.models.policy import (
     ANSWERING,
     ONCE_LIVE,

@@ -12,7 +12,7 @@ are locked in the order of curation: rewards, samples, feedback.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import chunked, now
@@ -108,17 +108,24 @@ async def _leave_batch(session: AsyncSession, batch_id: str, turn_ids: Collectio
         )
 
 
-async def drop_trained(session: AsyncSession, reasons: Mapping[str, str], rule: SampleRule) -> None:
+async def drop_trained(
+    session: AsyncSession, reasons: Mapping[str, str], rule: SampleRule, limit: int | None = None
+) -> bool:
     """Drop the samples that versions have learned from, and that are not learned from again.
+
+    Returns whether that were all of them.
 
     Args:
         reasons: By the id of each batch, why its samples are dropped.
+        limit: Drop at most so many; the next call goes on with the others.
     """
     if not reasons:
-        return
+        return True
+    part = await _find_part(session, reasons, (SampleState.TRAINED,), limit)
+    of_part = () if part is None else (Sample.turn_id.in_(part),)
     await session.execute(
         update(Sample)
-        .where(Sample.batch_id.in_(reasons), Sample.state == SampleState.TRAINED)
+        .where(Sample.batch_id.in_(reasons), Sample.state == SampleState.TRAINED, *of_part)
         .values(
             state=SampleState.DROPPED,
             rule=rule,
@@ -127,14 +134,23 @@ async def drop_trained(session: AsyncSession, reasons: Mapping[str, str], rule: 
         )
     )
     await forget_batches(session, reasons)
+    if part is not None:
+        await reopen_votes_on_turns(session, part)
+        await _free_feedback_on(session, part, reasons)
+        return False
     await reopen_votes_of_batches(session, *reasons)
     await _free_feedback(session, reasons)
+    return True
 
 
 async def return_samples(
-    session: AsyncSession, batch_ids: Collection[str], reason: str, exhausted: SampleRule | None = None
-) -> int:
-    """Return the samples of batches, so that they can be learned from again. Returns how many left their batches.
+    session: AsyncSession,
+    batch_ids: Collection[str],
+    reason: str,
+    exhausted: SampleRule | None = None,
+    limit: int | None = None,
+) -> bool:
+    """Return the samples of batches, so that they can be learned from again. Returns whether that were all of them.
 
     Their rewards are computed again, because feedback may have come while they were in a batch. The number of
     statements grows with the samples, a thousand at a time, and not with the batches.
@@ -143,21 +159,40 @@ async def return_samples(
         reason: Why they return, as a sentence.
         exhausted: The return counts, and samples that have returned MAX_RETURNS times before are dropped by this rule.
             None: the return does not count, because it says nothing about the samples.
+        limit: Return at most so many; the next call goes on with the others.
     """
     if not batch_ids:
-        return 0
+        return True
     await forget_batches(session, batch_ids)
-    in_batch = (Sample.batch_id.in_(batch_ids), Sample.state.in_(IN_BATCH))
-    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch)))
+    in_batch: list[ColumnElement[bool]] = [Sample.batch_id.in_(batch_ids), Sample.state.in_(IN_BATCH)]
+    part = await _find_part(session, batch_ids, IN_BATCH, limit)
+    if part is not None:
+        in_batch.append(Sample.turn_id.in_(part))
+    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch))) if part is None else part
     if not turn_ids:
-        return 0
+        return True
     returned = await _reopen(session, turn_ids, reason, exhausted, in_batch)
-    await reopen_votes_of_batches(session, *batch_ids)
+    if part is None:
+        await reopen_votes_of_batches(session, *batch_ids)
     await reopen_votes_on_turns(session, turn_ids)
-    await _free_feedback(session, batch_ids)
+    if part is None:
+        await _free_feedback(session, batch_ids)
+    else:
+        await _free_feedback_on(session, part, batch_ids)
     await request_recomputation(session, returned)
     enqueue_after_commit(session, "curate", "assemble")
-    return len(turn_ids)
+    return part is None
+
+
+async def _find_part(
+    session: AsyncSession, batch_ids: Collection[str], states: Collection[SampleState], limit: int | None
+) -> list[str] | None:
+    """Return the first `limit` turns whose samples are in these batches and states; None if there are no more."""
+    if limit is None:
+        return None
+    query = select(Sample.turn_id).where(Sample.batch_id.in_(batch_ids), Sample.state.in_(states))
+    turn_ids = list(await session.scalars(query.order_by(Sample.turn_id).limit(limit + 1)))
+    return turn_ids[:limit] if len(turn_ids) > limit else None
 
 
 async def return_unlearned(session: AsyncSession, batch_id: str, turn_ids: Collection[str], reason: str) -> None:
@@ -184,7 +219,7 @@ async def _reopen(
     query = select(*columns).join(Turn, Turn.id == Sample.turn_id).where(*in_batch)
     # Columns, not objects: the rows may be ten thousand, and nobody else writes to SQLite meanwhile.
     rows = (await session.execute(query.order_by(Sample.turn_id).with_for_update(of=Sample))).all()
-    quarantined = await _find_quarantined(session, turn_ids)
+    quarantined = await find_quarantined(session, turn_ids)
     by_outcome: defaultdict[tuple[SampleState, SampleRule | None, str | None], list[str]] = defaultdict(list)
     for row in rows:
         outcome: tuple[SampleState, SampleRule | None, str | None] = (SampleState.OPEN, None, reason)
@@ -236,17 +271,32 @@ async def break_up_batches(
     return settled_ids
 
 
-async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> None:
+async def reclaim_samples(
+    session: AsyncSession, batch_ids: Collection[str], after: str | None = None, limit: int | None = None
+) -> str | None:
     """Mark the samples of these batches as trained again: versions of one line that learned from them are live again.
 
     None of them is in an open batch, nor trained by another version of the line, except for votes that replace the
     automated rewards that one of these batches has learned from.
+
+    Args:
+        after: Leave out the turns up to this id.
+        limit: Take back at most so many.
+
+    Returns:
+        The last turn that was taken back, if others follow; None at the end.
     """
     if not batch_ids:
-        return
-    learned = await session.execute(
-        select(BatchTurn.turn_id, BatchTurn.batch_id, BatchTurn.automated).where(BatchTurn.batch_id.in_(batch_ids))
-    )
+        return None
+    of_part: list[ColumnElement[bool]] = [BatchTurn.batch_id.in_(batch_ids), BatchTurn.turn_id > (after or "")]
+    last: str | None = None
+    if limit is not None:
+        turns = select(BatchTurn.turn_id).where(*of_part).distinct().order_by(BatchTurn.turn_id)
+        part = list(await session.scalars(turns.limit(limit + 1)))
+        if len(part) > limit:
+            last = part[limit - 1]
+            of_part.append(BatchTurn.turn_id <= last)
+    learned = await session.execute(select(BatchTurn.turn_id, BatchTurn.batch_id, BatchTurn.automated).where(*of_part))
     uses = list(learned)
     automated = {row.turn_id: row.batch_id for row in uses if row.automated}
     batch_of = automated | {row.turn_id: row.batch_id for row in uses if not row.automated}
@@ -258,7 +308,7 @@ async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> 
     rows = await session.scalars(
         select(Sample)
         .where(
-            Sample.turn_id.in_(select(BatchTurn.turn_id).where(BatchTurn.batch_id.in_(batch_ids))),
+            Sample.turn_id.in_(select(BatchTurn.turn_id).where(*of_part)),
             is_free,
         )
         .order_by(Sample.turn_id)
@@ -278,6 +328,7 @@ async def reclaim_samples(session: AsyncSession, batch_ids: Collection[str]) -> 
     await session.flush()
     await reopen_votes_on_turns(session, turn_ids)
     await _assign_feedback(session, turn_ids, older_only=True)
+    return last
 
 
 async def _remove_blocked_raters(session: AsyncSession, turn_ids: Collection[str]) -> set[str]:
@@ -303,7 +354,7 @@ async def _remove_blocked_raters(session: AsyncSession, turn_ids: Collection[str
     return blocked
 
 
-async def _find_quarantined(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str | None]:
+async def find_quarantined(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str | None]:
     """Return the turns with a reward of a quarantined rater, each with the reason of the quarantine."""
     quarantined: dict[str, str | None] = {}
     for chunk in chunked(turn_ids):
@@ -344,3 +395,13 @@ async def _assign_feedback(session: AsyncSession, turn_ids: Sequence[str], *, ol
 
 async def _free_feedback(session: AsyncSession, batch_ids: Collection[str]) -> None:
     await session.execute(update(Feedback).where(Feedback.batch_id.in_(batch_ids)).values(batch_id=None))
+
+
+async def _free_feedback_on(session: AsyncSession, turn_ids: Collection[str], batch_ids: Collection[str]) -> None:
+    """Free the feedback on these turns that no other sample of the batches uses; there are no more than a step has."""
+    on_turns = select(Reward.feedback_seq).where(Reward.turn_id.in_(turn_ids), Reward.feedback_seq.is_not(None))
+    is_used = exists().where(
+        Reward.feedback_seq == Feedback.seq, Sample.turn_id == Reward.turn_id, Sample.batch_id.in_(batch_ids)
+    )
+    is_free = (Feedback.batch_id.in_(batch_ids), Feedback.seq.in_(on_turns), ~is_used.correlate(Feedback))
+    await session.execute(update(Feedback).where(*is_free).values(batch_id=None))

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, bindparam, exists, false, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT
+from app.core.database import chunked
 from app.models import ApiKey, Origin, Project, Reward, Sample, SampleState, Turn
 
 
@@ -19,16 +20,18 @@ def is_open() -> ColumnElement[bool]:
     return Sample.state == bindparam(None, SampleState.OPEN.value, literal_execute=True)
 
 
-async def fill_columns(session: AsyncSession, policy_id: str) -> None:
-    """Fill the columns of the policy's open samples in which they are not known."""
+async def fill_columns(session: AsyncSession, policy_id: str, limit: int) -> int:
+    """Fill the columns of at most `limit` open samples of the policy in which they are not known. Return how many."""
     is_unknown = (Sample.policy_id == policy_id, is_open(), Sample.origin.is_(None))
-    if await session.scalar(select(Sample.turn_id).where(*is_unknown).limit(1)) is None:
-        return
+    turn_ids = list(await session.scalars(select(Sample.turn_id).where(*is_unknown).limit(limit)))
     has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
     is_automated = Sample.rater.is_(None) & ~has_feedback.correlate(Sample) & (Turn.origin != Origin.PROMPT_SET)
     values = {"origin": Turn.origin, "key_id": Turn.key_id, "replied_at": Turn.created_at, "is_automated": is_automated}
     changed_at = {"changed_at": Sample.changed_at}  # nothing that the assembly depends on has changed
-    await session.execute(update(Sample).where(*is_unknown, Turn.id == Sample.turn_id).values(values | changed_at))
+    for chunk in chunked(turn_ids):
+        are_chosen = (Sample.turn_id.in_(chunk), *is_unknown, Turn.id == Sample.turn_id)
+        await session.execute(update(Sample).where(*are_chosen).values(values | changed_at))
+    return len(turn_ids)
 
 
 async def consenting_samples(session: AsyncSession, project_id: str) -> ColumnElement[bool]:

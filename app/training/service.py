@@ -29,7 +29,7 @@ from app.policies import repository
 from app.policies.overrides import effective_settings
 from app.policies.references import version_name
 from app.policies.service import audit_policy
-from app.training import sample_conditions
+from app.training import line_moves, sample_conditions
 from app.training.policy_config import effective_rollouts
 from app.training.sample_columns import consenting_samples, is_open
 from app.training.sample_totals import count_waiting
@@ -141,6 +141,8 @@ async def explain_wait(
         return Wait(f"The policy is {policy.state}{_undo(policy)}.")
     if policy.mode == LearningMode.HALTED:
         return Wait("Learning is halted until an operator resumes it.")
+    if await line_moves.is_moving(session, policy.id):
+        return Wait("The samples of versions that were undone, or are live again, are being moved.")
     open_batch = select(Batch.id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN).limit(1)
     if (open_batch_id := await session.scalar(open_batch)) is not None:
         return Wait(f"An update is running: {open_batch_id}.")

@@ -6,9 +6,11 @@ from sqlalchemy import update
 
 from app.deployments import service
 from app.models import Batch, Engine, Policy, Sample, Version
-from app.policies.service import Attribution
+from app.policies.service import Attribution, lock_policy
+from app.training import line_moves
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
+from tests.support.trained_versions import create_version
 from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -20,6 +22,7 @@ RESULT: dict[str, Any] = {
     "metrics": {},
     "timings": {"export": 0.01},
 }
+PROGRAM = {"kind": "CODE", "id": "ci"}
 BY_TEST = Attribution("test", "test")
 
 
@@ -84,6 +87,37 @@ async def roll_back(harness: Harness, number: int | None = None) -> None:
 async def deploy(harness: Harness, number: int) -> None:
     async with harness.db.write() as session:
         await service.deploy(session, await session.get_one(Policy, (await harness.policy()).id), number, BY_TEST)
+
+
+async def train_versions(harness: Harness, number: int) -> list[Version]:
+    """Train versions one after the other, each on two replies that a program has judged; the last one serves."""
+    versions = []
+    for _ in range(number):
+        turns = [await harness.turn() for _ in range(2)]
+        for turn, value in zip(turns, ("up", "down"), strict=True):
+            assert (await harness.vote(turn.id, value, source=PROGRAM)).status_code == 201
+        await curate(harness.db, harness.settings)
+        versions.append(await create_version(harness, *turns, number=len(await harness.all(Version))))
+    await release(harness, versions[-1])
+    return versions
+
+
+async def make_steps(harness: Harness, count: int) -> int:
+    """Make at most so many steps of the moves of the policy's samples. Return how many were made."""
+    policy = await harness.policy()
+    for made in range(count):
+        async with harness.db.read() as session:
+            step = await line_moves.plan_step(session, policy.id)
+        if step is None:
+            return made
+        async with harness.db.write() as session:
+            await line_moves.make_step(session, await lock_policy(session, policy.id), step)
+    return count
+
+
+async def finish_moves(harness: Harness) -> int:
+    """Make all steps. Return how many there were."""
+    return await make_steps(harness, 1000)
 
 
 async def expire_leases(harness: Harness) -> None:

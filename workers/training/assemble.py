@@ -1,6 +1,7 @@
 """Freeze ready samples into batches. Freshness and size are decided here and nowhere else."""
 
 import time
+from enum import Enum
 
 from sqlalchemy import ColumnElement, and_, exists, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,45 +25,65 @@ from app.models import (
 )
 from app.policies import repository
 from app.policies.overrides import effective_settings
-from app.training import batch_samples, sample_conditions, service
+from app.training import batch_samples, line_moves, sample_conditions, service
 from app.training.fruitless_looks import begin_look
 from app.training.sample_columns import fill_columns, is_open
 from workers.training.contrast import find_contrast
+from workers.training.line_moves import finish_moves
 from workers.training.select_samples import SamplePool, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
 RUN_SECONDS = 5.0
+STEP = 500  # samples that one transaction prepares: with SQLite, every chat and vote waits for it
+
+
+class Outcome(Enum):
+    """What a transaction of the assembly of one policy has done."""
+
+    NOTHING = "nothing"
+    PREPARED = "prepared"  # some samples were completed or dropped, and others follow
+    FROZEN = "frozen"  # a batch
 
 
 async def assemble(db: Database, settings: Settings) -> int:
-    """Freeze at most one batch per policy, the projects taking turns. Return how many were frozen.
+    """Finish the moves of samples after rollbacks, then freeze at most one batch per policy, the projects taking turns.
 
-    After RUN_SECONDS the task is enqueued again, so that other tasks of the same worker can run.
+    Returns how many were frozen. After RUN_SECONDS the task is enqueued again, so that other tasks of the same worker
+    can run.
     """
-    async with db.read() as session:
-        is_trained = (Policy.mode != LearningMode.HALTED, Policy.state == PolicyState.ACTIVE)
-        rows = await session.execute(select(Policy.project_id, Policy.id).where(*is_trained).order_by(Policy.id))
-    end = time.monotonic() + RUN_SECONDS
-    is_late = False
+    start = time.monotonic()
+    is_late = are_moved = False
 
     async def assemble_policy(policy_id: str) -> int:
         nonlocal is_late
-        is_late = is_late or time.monotonic() > end
-        if is_late:
-            return 0
-        async with db.write() as session:
-            return await _assemble(session, policy_id, settings)
+        while True:
+            is_late = is_late or time.monotonic() > start + RUN_SECONDS
+            if is_late:
+                return 0
+            async with db.write() as session:
+                outcome = await _assemble(session, policy_id, settings)
+            if outcome != Outcome.PREPARED:
+                return outcome == Outcome.FROZEN
+            await db.let_others_write()
 
     try:
-        return await run_each(take_turns(rows.tuples()), assemble_policy, "the assembly of")
+        try:
+            are_moved = await finish_moves(db, start + RUN_SECONDS / 2)  # the others follow, however long it takes
+        finally:
+            async with db.read() as session:
+                is_trained = (Policy.mode != LearningMode.HALTED, Policy.state == PolicyState.ACTIVE)
+                query = select(Policy.project_id, Policy.id).where(*is_trained).order_by(Policy.id)
+                policies = take_turns((await session.execute(query)).tuples())
+            num_frozen = await run_each(policies, assemble_policy, "the assembly of")
+        return num_frozen
     finally:
-        if is_late:
+        if is_late or not are_moved:
             async with db.write() as session:
                 enqueue_after_commit(session, "assemble")
 
 
-async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -> bool:
+async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -> Outcome:
     policy = await session.get(Policy, policy_id, with_for_update={"key_share": True})
     assert policy is not None and policy.head_version_id is not None
     head = await repository.get_version(session, policy.head_version_id)
@@ -71,21 +92,25 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     )
     is_trained = policy.mode != LearningMode.HALTED and policy.state == PolicyState.ACTIVE
     if not is_trained or has_open_batch or head.state not in ONCE_LIVE:
-        return False  # one update at a time, and only from a version that was released
+        return Outcome.NOTHING  # one update at a time, and only from a version that was released
+    if await line_moves.is_moving(session, policy_id):
+        return (
+            Outcome.NOTHING
+        )  # other versions may still take back samples that are open, and undone ones return theirs
     settings = effective_settings(policy, settings)
     is_triggered = await service.is_triggered(session, policy)
     look = await begin_look(session, policy, settings, is_triggered=is_triggered)
     if await look.is_repetition(session):
-        return False
-    await fill_columns(session, policy_id)
-    await _drop_old_samples(session, policy, settings)
+        return Outcome.NOTHING
+    if await fill_columns(session, policy_id, STEP) == STEP or await _drop_old_samples(session, policy, settings):
+        return Outcome.PREPARED
     contrast = await find_contrast(session, look, settings.algorithm)
     samples = await _select_batch(session, policy, settings) if contrast.exists else []
     if not samples:
         await look.record(session, settings.trainer.max_wait_seconds, contrast.read_at)
-        return False
+        return Outcome.NOTHING
     await _freeze(session, policy, head, samples)
-    return True
+    return Outcome.FROZEN
 
 
 async def _select_batch(session: AsyncSession, policy: Policy, settings: Settings) -> list[Sample]:
@@ -136,33 +161,36 @@ async def _select_from(session: AsyncSession, policy: Policy, pool: SamplePool, 
     return samples if len(raters) + num_without_rater >= settings.raters.min_raters else []
 
 
-async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Settings) -> None:
-    """Drop the samples of replies that are older than the limits of the settings.
+async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Settings) -> bool:
+    """Drop the samples of replies that are older than the limits of the settings, at most STEP for each limit.
 
-    Samples with automated rewards are dropped after a few versions: there are always new ones.
+    Samples with automated rewards are dropped after a few versions: there are always new ones. Returns whether others
+    may be left.
     """
     max_age = settings.trainer.max_sample_age_seconds
     is_too_old = Sample.replied_at < now() - max_age
-    await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")
-    await _drop_stale(session, policy, AUTOMATED_STALENESS, Sample.is_automated.is_(True))
+    limits = [await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")]
+    limits.append(await _drop_stale(session, policy, AUTOMATED_STALENESS, Sample.is_automated.is_(True)))
     if settings.trainer.max_staleness is not None:
-        await _drop_stale(session, policy, settings.trainer.max_staleness, true())
+        limits.append(await _drop_stale(session, policy, settings.trainer.max_staleness, true()))
+    return max(limits) == STEP
 
 
-async def _drop_stale(
-    session: AsyncSession, policy: Policy, max_staleness: int, condition: ColumnElement[bool]
-) -> None:
+async def _drop_stale(session: AsyncSession, policy: Policy, max_staleness: int, condition: ColumnElement[bool]) -> int:
     """Drop the samples with this condition whose version is not the head or one of its last `max_staleness` parents."""
     line = await repository.list_ancestors(session, policy.head_version_id or "", max_staleness)
     is_stale = Sample.version_id.not_in([version.id for version in line])
     reason = f"its version is not v{line[0].number} or one of the {len(line) - 1} versions before it"
-    await _drop(session, policy, and_(is_stale, condition), reason)
+    return await _drop(session, policy, and_(is_stale, condition), reason)
 
 
-async def _drop(session: AsyncSession, policy: Policy, condition: ColumnElement[bool], reason: str) -> None:
+async def _drop(session: AsyncSession, policy: Policy, condition: ColumnElement[bool], reason: str) -> int:
+    """Drop at most STEP open samples with this condition. Return how many."""
     is_own = (Sample.policy_id == policy.id, is_open())
     values = {"state": SampleState.DROPPED, "rule": SampleRule.TOO_OLD, "reason": reason}
-    await session.execute(update(Sample).where(*is_own, condition).values(values))
+    first = select(Sample.turn_id).where(*is_own, condition).limit(STEP)
+    result = await session.execute(update(Sample).where(Sample.turn_id.in_(first), *is_own).values(values))
+    return int(result.rowcount)  # type: ignore[attr-defined]
 
 
 async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples: list[Sample]) -> None:

@@ -9,16 +9,18 @@ from io import BytesIO
 import pytest
 
 from app.datasets import imports, removal
-from app.models import Dataset, DatasetRow, Feedback, Turn
+from app.models import Dataset, DatasetRow, Feedback, LineMove, Sample, SampleState, Turn
 from app.privacy import erasure, retention
 from app.privacy.subjects import SubjectNames
 from tests.support import many_rows
 from tests.support.deployment import Harness
 from tests.support.write_transactions import record_writes
 from workers.curate import curate
+from workers.training.assemble import assemble
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 Step = Callable[[Harness], Awaitable[None]]
+STEP = 250  # samples
 PARTS = 8  # the least number of transactions that each act below is divided into
 
 
@@ -75,12 +77,25 @@ async def curate_backlog(harness: Harness) -> None:
     assert all(row.processed for row in await harness.all(Feedback))
 
 
+async def insert_versions(harness: Harness) -> None:
+    await many_rows.insert_versions(harness.db, 2 * PARTS, STEP // 2)
+
+
+async def roll_back(harness: Harness) -> None:
+    body = {"version": 0, "reason": "test"}
+    assert (await harness.api.post(f"/v1/policies/{many_rows.POLICY}/rollback", json=body)).status_code == 200
+    while await harness.all(LineMove):
+        await assemble(harness.db, harness.settings)
+    assert {sample.state for sample in await harness.all(Sample)} == {SampleState.OPEN}
+
+
 ACTS: dict[str, tuple[Step, Step]] = {
     "import": (do_nothing, import_dataset),
     "deletion of a dataset": (insert_dataset, delete_dataset),
     "erasure": (insert_ratings, erase_person),
     "retention": (insert_expired, remove_expired),
     "curate": (insert_backlog, curate_backlog),
+    "rollback": (insert_versions, roll_back),
 }
 
 

@@ -235,7 +235,7 @@ async def test_the_state_of_learning_costs_the_same_however_many_samples_wait(
             is_new = Sample.turn_id.startswith(f"chatcmpl-{prefix}")
             later = {"ready_at": Sample.ready_at + 1000.0 * len(amounts)}  # so that the first ones are the same
             await session.execute(update(Sample).where(is_new).values(later))
-            await fill_columns(session, policy.id)
+            await fill_columns(session, policy.id, 10_000)
             await session.execute(update(Sample).values(changed_at=0.0))
         while await sample_totals.count_miscounted(harness.db):
             pass

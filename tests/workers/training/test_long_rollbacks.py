@@ -6,16 +6,15 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event
 
-from app.models import Feedback, Sample, SampleRule, SampleState, Version
-from app.training import head
+from app.models import Feedback, Sample, SampleRule, SampleState
+from app.policies import lines
+from app.training import line_moves
 from app.training.batch_samples import UNDONE
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_version
-from tests.support.updates import deploy, rate, release, roll_back
+from tests.support.updates import PROGRAM, deploy, finish_moves, rate, release, roll_back, train_versions
 from tests.support.write_transactions import record_writes
 from workers.curate import curate
-
-PROGRAM = {"kind": "CODE", "id": "ci"}
 
 
 @contextmanager
@@ -33,19 +32,6 @@ def count_statements(harness: Harness) -> Iterator[list[str]]:
         event.remove(engine, "before_cursor_execute", record)
 
 
-async def train_versions(harness: Harness, number: int) -> list[Version]:
-    """Train versions one after the other, each on two replies that a program has judged; the last one serves."""
-    versions = []
-    for _ in range(number):
-        turns = [await harness.turn() for _ in range(2)]
-        for turn, value in zip(turns, ("up", "down"), strict=True):
-            assert (await harness.vote(turn.id, value, source=PROGRAM)).status_code == 201
-        await curate(harness.db, harness.settings)
-        versions.append(await create_version(harness, *turns, number=len(await harness.all(Version))))
-    await release(harness, versions[-1])
-    return versions
-
-
 async def states(harness: Harness) -> set[tuple[str, str | None, str | None]]:
     return {(sample.state, sample.rule, sample.reason) for sample in await harness.all(Sample)}
 
@@ -58,11 +44,13 @@ async def test_statements_do_not_grow_with_the_versions(harness: Harness, act: s
         last = (await harness.serving()).number
         if act == "return":
             await roll_back(harness, 0)
+            await finish_moves(harness)
         with count_statements(harness) as statements:
             await (deploy(harness, last) if act == "return" else roll_back(harness, 0))
         counts.append(len(statements))
         if act == "return":
             await roll_back(harness, 0)
+        await finish_moves(harness)
     assert counts[0] == counts[1]
 
 
@@ -82,7 +70,8 @@ async def test_versions_that_people_have_judged_are_told_from_the_others(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the versions do not fit into one step."""
-    monkeypatch.setattr(head, "MAX_UNDONE", 2)
+    monkeypatch.setattr(line_moves, "MAX_VERSIONS", 2)
+    monkeypatch.setattr(line_moves, "MAX_VERSIONS_IN_ACT", 2)
     versions = await train_versions(harness, 5)
     for version in (versions[0], versions[3]):
         await rate(harness, "-", version)
@@ -98,13 +87,13 @@ async def test_versions_that_people_have_judged_are_told_from_the_others(
 
 async def test_line_is_compared_over_versions_of_other_lines(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent of a version may have a much smaller number than it: it is not among those that are read with it."""
-    monkeypatch.setattr(head, "PAGE_SIZE", 2)
+    monkeypatch.setattr(lines, "PAGE_SIZE", 2)
     first = await train_versions(harness, 1)
     first += await train_versions(harness, 3)
     await roll_back(harness, 1)
     second = await train_versions(harness, 3)
     async with harness.db.read() as session:
-        leaving, joining = await head.compare_lines(session, second[-1].id, first[-1].id)
+        leaving, joining = await lines.compare_lines(session, second[-1].id, first[-1].id)
     assert [row.number for row in leaving] == [7, 6, 5]
     assert [row.number for row in joining] == [4, 3, 2]
 
