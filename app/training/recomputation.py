@@ -50,7 +50,7 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
         await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
 
 
-def _select_feedback(project_id: str, turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[int, str]]:
+def _select_feedback(project_id: str, turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[*tuple[Any, ...]]]:
     """Return queries for the number of each feedback event and what of these turns of a project it is about.
 
     That is a turn (of rankings), a completion, an episode, or twice a conversation. An event on a turn is read once for
