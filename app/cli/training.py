@@ -88,6 +88,8 @@ def _render_training(body: Row) -> Iterator[str]:
 
 def _render_votes(body: Row) -> Iterator[Renderable]:
     yield f"{body['policy']}: {format_votes(body)}"
+    if body["is_limited"]:
+        yield "  more votes wait than are counted here: these are the newest"
     for name in ("people", "programs"):
         yield f"  of {name}: {format_votes(body[name])}"
     yield make_table("votes", VOTE_COLUMNS, body["by_reason"])

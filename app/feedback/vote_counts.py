@@ -12,11 +12,12 @@ from sqlalchemy.orm import aliased
 from app.core.planner import prefer_indexes
 from app.feedback.outcomes import BATCH_CONDITIONS, CODES, DECIDING_STATES, REASONS, Reason, select_outcomes, to_code
 from app.models import VOTE_KINDS, Batch, BatchState, Feedback, Policy, SourceKind, Turn, Version
-from app.training.vote_totals import IS_UNCOUNTED_VOTE, read_totals
+from app.training.vote_totals import IS_UNCOUNTED_FROM_BOUND, IS_UNCOUNTED_VOTE, read_totals
 
 MAX_DELAYS = 2000
 MAX_BATCHES = 100
 MAX_VERSIONS = 20  # that the votes are counted for one by one
+MAX_WAITING = 2000  # votes of a project in no total that a page reads, the newest ones
 
 
 class VoteCount(NamedTuple):
@@ -50,65 +51,101 @@ class Delays(NamedTuple):
     p90_staleness: float | None
 
 
-async def count_votes(session: AsyncSession, project_id: str, policy_ids: Collection[str]) -> list[VoteCount]:
+async def find_first_read(session: AsyncSession, project_id: str) -> int:
+    """Return the `seq` of the first vote in no total that a page reads; 0 if there are no more than MAX_WAITING."""
+    newest = select(Feedback.seq).where(Feedback.project_id == project_id, IS_UNCOUNTED_VOTE)
+    last = list(await session.scalars(newest.order_by(Feedback.seq.desc()).offset(MAX_WAITING - 1).limit(2)))
+    return last[0] if len(last) == 2 else 0
+
+
+async def count_votes(
+    session: AsyncSession, project_id: str, policy_ids: Collection[str], first_seq: int = 0
+) -> list[VoteCount]:
     """Return the votes of these policies by outcome. The sum of the counts is the number of votes.
 
     The session is one of `Database.read_snapshot`: votes become totals at any time, and each is counted once.
     Votes are feedback of the VOTE_KINDS: comments are none, and neither are withdrawals. Votes whose outcome is settled
     are read as totals (`app.feedback.settled_votes`), so only those that wait, and the latest ones, are read as rows.
+
+    Args:
+        first_seq: Of `find_first_read`: older votes that are in no total are left out, but for those in the newest
+            MAX_VERSIONS batches of each policy. 0: none is.
     """
     num_votes: Counter[tuple[str, bool, Reason]] = Counter()
     for policy_id, reason, is_human, count in await read_totals(session, policy_ids):
         num_votes[policy_id, is_human, Reason(reason)] += count
     await prefer_indexes(session)
-    broken_up = await _broken_up(session, project_id)
+    broken_up = await _broken_up(session, project_id, first_seq)
     query = _count_uncounted(broken_up) if broken_up else _COUNT_UNCOUNTED
-    rows = await session.execute(query, {"project_id": project_id, "policy_ids": list(policy_ids)})
+    parameters = {"project_id": project_id, "policy_ids": list(policy_ids), "first_seq": first_seq}
+    rows = list(await session.execute(query, parameters))
+    if first_seq:
+        batch_ids = [id for policy_id in policy_ids for id in await _list_newest_batches(session, policy_id)]
+        rows += await session.execute(
+            _COUNT_OLDER, {"policy_ids": list(policy_ids), "first_seq": first_seq, "batch_ids": batch_ids}
+        )
     for policy_id, is_human, code, count in rows:
         num_votes[policy_id, bool(is_human), REASONS[code]] += count
     return [VoteCount(*key, count) for key, count in num_votes.items() if count]
 
 
-def _count_uncounted(broken_up: Collection[str]) -> Any:
-    """Return a query of (policy id, whether they are of people, code, number) of the votes that are in no total.
+def _count_in_batches(*conditions: ColumnElement[bool]) -> Any:
+    """Return a query of (policy id, whether they are of people, code, number) of votes in no total, but in a batch.
 
-    Its parameters are `project_id` and `policy_ids`.
-
-    Those in a batch have its outcome, so they are counted by batch, without their replies.
+    Its parameters are `policy_ids` and those of the conditions. The batch alone decides the outcome, so the votes are
+    counted by batch, without their replies.
     """
-    project_id: ColumnElement[str] = bindparam("project_id")
     policy_ids: Any = bindparam("policy_ids", expanding=True)
     is_person = (Feedback.source_kind == SourceKind.HUMAN).label("is_person")
-    is_vote = (Feedback.project_id == project_id, IS_UNCOUNTED_VOTE)
+    is_vote = (IS_UNCOUNTED_FROM_BOUND, Feedback.batch_id.is_not(None))
     in_batch = select(Feedback.batch_id, is_person, func.count().label("num_votes"))
-    by_batch = in_batch.where(*is_vote, Feedback.batch_id.is_not(None)).group_by(Feedback.batch_id, is_person)
-    votes = by_batch.subquery()
-    settled: Any = (
+    votes = in_batch.where(*is_vote, *conditions).group_by(Feedback.batch_id, is_person).subquery()
+    return (
         select(Batch.policy_id, votes.c.is_person, to_code(BATCH_CONDITIONS), votes.c.num_votes)
         .join(votes, votes.c.batch_id == Batch.id)
         .outerjoin(Version, Version.id == Batch.version_id)
         .where(Batch.state.in_(DECIDING_STATES), Batch.policy_id.in_(policy_ids))
     )
+
+
+def _count_uncounted(broken_up: Collection[str]) -> Any:
+    """Return a query of (policy id, whether they are of people, code, number) of the votes that are in no total.
+
+    Its parameters are `project_id`, `policy_ids` and `first_seq`.
+    """
+    project_id: ColumnElement[str] = bindparam("project_id")
+    policy_ids: Any = bindparam("policy_ids", expanding=True)
+    is_read = Feedback.seq >= bindparam("first_seq")
     is_unsettled: ColumnElement[bool] = Feedback.batch_id.is_(None)
     if broken_up:  # not in the statement otherwise: the planner would expect far too many votes
         is_unsettled = or_(is_unsettled, Feedback.batch_id.in_(broken_up))
-    outcomes = select_outcomes(project_id, and_(is_unsettled, IS_UNCOUNTED_VOTE)).subquery().c
+    outcomes = select_outcomes(project_id, and_(is_unsettled, IS_UNCOUNTED_FROM_BOUND, is_read)).subquery().c
     unsettled: Any = (
         select(outcomes.reply_policy_id, outcomes.source_kind == SourceKind.HUMAN, outcomes.code, func.count())
         .where(outcomes.reply_policy_id.in_(policy_ids))
         .group_by(outcomes.reply_policy_id, outcomes.source_kind, outcomes.code)
     )
-    return union_all(settled, unsettled)
+    return union_all(_count_in_batches(Feedback.project_id == project_id, is_read), unsettled)
 
 
-_COUNT_UNCOUNTED = _count_uncounted(())  # built once: that takes as long as the query itself
+# Built once: that takes as long as the query itself.
+_COUNT_UNCOUNTED = _count_uncounted(())
+_COUNT_OLDER = _count_in_batches(  # without the project, by whose index SQLite would read all older votes
+    Feedback.seq < bindparam("first_seq"), Feedback.batch_id.in_(bindparam("batch_ids", expanding=True))
+)
 
 
-async def _broken_up(session: AsyncSession, project_id: str) -> list[str]:
+async def _broken_up(session: AsyncSession, project_id: str, first_seq: int) -> list[str]:
     """Return the batches of votes in no total that decide nothing, because they were broken up."""
-    is_vote = (Feedback.project_id == project_id, IS_UNCOUNTED_VOTE)
+    is_vote = (Feedback.project_id == project_id, IS_UNCOUNTED_FROM_BOUND, Feedback.seq >= first_seq)
     query = select(Batch.id).join(Feedback, Feedback.batch_id == Batch.id).distinct()
     return sorted(await session.scalars(query.where(*is_vote, Batch.state.not_in(DECIDING_STATES))))
+
+
+async def _list_newest_batches(session: AsyncSession, policy_id: str) -> list[str]:
+    newest = select(Batch.id).where(Batch.policy_id == policy_id, Batch.state.in_(DECIDING_STATES))
+    newest = newest.order_by(Batch.created_at.desc(), Batch.id.desc()).limit(MAX_VERSIONS)
+    return list(await session.scalars(newest))
 
 
 async def count_by_version(session: AsyncSession, policy: Policy) -> list[LearnedCount]:

@@ -73,6 +73,10 @@ class VotesView(VoteTotals):
     policy: str
     people: VoteTotals = Field(description="votes with the source HUMAN")
     programs: VoteTotals = Field(description="votes with the sources LLM_JUDGE and CODE")
+    is_limited: bool = Field(
+        description=f"whether more than {vote_counts.MAX_WAITING:,} votes of the project wait: then the newest of them "
+        f"are counted, and those in the newest {vote_counts.MAX_VERSIONS} batches"
+    )
     by_reason: list[ReasonCount]
     by_version: list[LearnerCount] = Field(description="of the newest 20 trained versions, the newest first")
     delays: DelaysView
@@ -82,11 +86,13 @@ class VotesView(VoteTotals):
 async def get_votes(context: ViewedPolicyDep) -> VotesView:
     """Count the policy's votes by what became of them. Comments and withdrawals are no votes.
 
-    A ranking of replies, or feedback on a conversation, counts once, for the reply that came furthest.
+    A ranking of replies, or feedback on a conversation, counts once, for the reply that came furthest. Of the votes
+    that wait, a bounded number is counted (`is_limited`).
     """
     async with context.db.read_snapshot() as session:
         policy = await service.get_policy(session, context.caller.project_id, context.name)
-        counts = await vote_counts.count_votes(session, policy.project_id, [policy.id])
+        first_seq = await vote_counts.find_first_read(session, policy.project_id)
+        counts = await vote_counts.count_votes(session, policy.project_id, [policy.id], first_seq)
         learned = await vote_counts.count_by_version(session, policy)
         delays = await vote_counts.measure_delays(session, policy)
     by_reason = _group(counts, lambda count: CODES[count.reason])
@@ -96,6 +102,7 @@ async def get_votes(context: ViewedPolicyDep) -> VotesView:
         policy=policy.name,
         people=VoteTotals.of(count for count in counts if count.is_person),
         programs=VoteTotals.of(count for count in counts if not count.is_person),
+        is_limited=first_seq > 0,
         by_reason=[
             ReasonCount(state=state_of(reason), reason=reason, sentence=SENTENCES[reason], **numbers)
             for reason, numbers in ((REASONS[code], numbers) for code, numbers in by_reason)

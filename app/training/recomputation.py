@@ -1,9 +1,10 @@
 """Requests that curation computes rewards again, because samples have left the batch that they were frozen in."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, select, tuple_, update
+from sqlalchemy import Row, Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import chunked, now
@@ -23,21 +24,24 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
     seqs: set[int] = set()
     for chunk in chunked(turn_ids):
         columns = (Turn.id, Turn.completion_id, Turn.project_id, Turn.conversation_id, Turn.episode_id)
-        turns = (await session.execute(select(*columns).where(Turn.id.in_(chunk)))).all()
-        found: list[set[tuple[str, ...]]] = []  # the turns, completions, episodes and conversations with feedback
-        for query in _select_feedback(turns):
-            rows = (await session.execute(query)).all()
-            seqs.update(row[0] for row in rows)
-            found.append({tuple(row[1:]) for row in rows})
-        ranked, completions, episodes, *conversations = found
-        rated |= {
-            turn.id
-            for turn in turns
-            if (turn.id,) in ranked
-            or (turn.completion_id,) in completions
-            or (turn.episode_id,) in episodes
-            or any((turn.project_id, turn.conversation_id) in one for one in conversations)
-        }
+        of_projects: defaultdict[str, list[Row[*tuple[Any, ...]]]] = defaultdict(list)
+        for row in await session.execute(select(*columns).where(Turn.id.in_(chunk))):
+            of_projects[row.project_id].append(row)
+        for project_id, turns in of_projects.items():
+            found: list[set[str]] = []  # the turns, completions, episodes and conversations with feedback
+            for query in _select_feedback(project_id, turns):
+                rows = (await session.execute(query)).all()
+                seqs.update(seq for seq, _ in rows)
+                found.append({about for _, about in rows})
+            ranked, completions, episodes, *conversations = found
+            rated |= {
+                turn.id
+                for turn in turns
+                if turn.id in ranked
+                or turn.completion_id in completions
+                or turn.episode_id in episodes
+                or any(turn.conversation_id in one for one in conversations)
+            }
     for chunk in chunked(rated):
         ready_at = now() + RECOMPUTE_DELAY_SECONDS
         await session.execute(update(Sample).where(Sample.turn_id.in_(chunk)).values(ready_at=ready_at))
@@ -46,26 +50,25 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
         await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
 
 
-def _select_feedback(turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[*tuple[Any, ...]]]:
-    """Return queries for the number of each feedback event and what of these turns it is about.
+def _select_feedback(project_id: str, turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[*tuple[Any, ...]]]:
+    """Return queries for the number of each feedback event and what of these turns of a project it is about.
 
     That is a turn (of rankings), a completion, an episode, or twice a conversation. An event on a turn is read once for
-    its conversation, and not once for each turn of it.
+    its conversation, and not once for each turn of it. SQLite uses no index for a condition on pairs of columns.
     """
     ids = [turn.id for turn in turns]
     completions = sorted({turn.completion_id for turn in turns if turn.completion_id is not None})
-    pairs = sorted({(turn.project_id, turn.conversation_id) for turn in turns if turn.conversation_id is not None})
-    episodes = sorted({(turn.project_id, turn.episode_id) for turn in turns if turn.episode_id is not None})
-    on_episode = tuple_(Feedback.project_id, Feedback.episode_id).in_(episodes)
-    of_conversation = tuple_(Turn.project_id, Turn.conversation_id).in_(pairs)
-    on_conversation = tuple_(Feedback.project_id, Feedback.conversation_id).in_(pairs)
+    conversations = sorted({turn.conversation_id for turn in turns if turn.conversation_id is not None})
+    episodes = sorted({turn.episode_id for turn in turns if turn.episode_id is not None})
+    on_episode = (Feedback.project_id == project_id, Feedback.episode_id.in_(episodes))
+    of_conversation = (Turn.project_id == project_id, Turn.conversation_id.in_(conversations))
+    on_conversation = (Feedback.project_id == project_id, Feedback.conversation_id.in_(conversations))
     is_about_turn = Feedback.turn_id == Turn.id
+    has_no_turn = func.coalesce(Feedback.turn_id, "") == ""  # SQLite would read all feedback without a turn
     return [
         select(FeedbackRank.feedback_seq, FeedbackRank.turn_id).where(FeedbackRank.turn_id.in_(ids)),
         select(Feedback.seq, Turn.completion_id).join(Turn, is_about_turn).where(Turn.completion_id.in_(completions)),
-        select(Feedback.seq, Feedback.episode_id).where(on_episode),
-        select(Feedback.seq, Turn.project_id, Turn.conversation_id).join(Turn, is_about_turn).where(of_conversation),
-        select(Feedback.seq, Feedback.project_id, Feedback.conversation_id).where(
-            on_conversation, Feedback.turn_id.is_(None)
-        ),
+        select(Feedback.seq, Feedback.episode_id).where(*on_episode),
+        select(Feedback.seq, Turn.conversation_id).join(Turn, is_about_turn).where(*of_conversation),
+        select(Feedback.seq, Feedback.conversation_id).where(*on_conversation, has_no_turn),
     ]

@@ -16,12 +16,13 @@ from app.core.database import chunked
 from app.models import Feedback, FeedbackRank, Turn, VoteTotal
 
 # Votes that are in no total, as literals, so that the planner recognizes the condition of the index. SQLite chooses the
-# index of all feedback instead of this small one unless a range of `seq` is named.
-IS_UNCOUNTED_VOTE = and_(
+# index of all feedback instead of this small one unless a range of `seq` is named. It uses one lower bound alone, so a
+# statement that has another one takes IS_UNCOUNTED_FROM_BOUND.
+IS_UNCOUNTED_FROM_BOUND = and_(
     Feedback.vote_total_id.is_(None),
     Feedback.kind.not_in([literal_column("'comment'"), literal_column("'withdrawal'")]),
-    Feedback.seq > literal_column("0"),
 )
+IS_UNCOUNTED_VOTE = and_(IS_UNCOUNTED_FROM_BOUND, Feedback.seq > literal_column("0"))
 
 
 async def reopen_votes(session: AsyncSession, *conditions: ColumnElement[bool]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, Subquery, and_, case, func, or_, select, true
+from sqlalchemy import ColumnElement, CompoundSelect, Select, Subquery, and_, case, func, or_, select, true, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.algorithm import UpdateConfig
@@ -26,7 +26,7 @@ from workers.feedback import rater_trust
 MAX_GROUP_SIZE = 64
 MIN_FIRST_SAMPLES, MAX_FIRST_SAMPLES = 512, 8192  # that are read before all of them are
 # Of two groups, the one with the smaller priority is selected first, then the older one.
-FIRST, CONTRAST, NORMAL, AUTOMATED, WAITS_FOR_NEW = -1000, -500, 0, 1, 2
+FIRST, NORMAL, AUTOMATED, WAITS_FOR_NEW = -1000, 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SamplePool:
     Samples with automated rewards come after those with feedback, and the newest of them first: there may be many more
     of them than updates can use. Samples from a batch without contrast, and those of a version that was undone before
     anybody judged it, are selected last, and are at most half of the next batch. So they are tried again only with new
-    samples.
+    samples. The group with the key `first_key` comes before all others.
     """
 
     policy_id: str
@@ -46,6 +46,7 @@ class SamplePool:
     condition: ColumnElement[bool] = field(default_factory=true)
     has_usual_order: bool = True
     needs_contrast: bool = True
+    first_key: str | None = None
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
             (sample_conditions.waits_for_new(), WAITS_FOR_NEW),
@@ -68,8 +69,10 @@ class SamplePool:
         condition = and_(self.condition, Sample.is_corrected)
         return replace(self, condition=condition, has_usual_order=False, needs_contrast=False)
 
-    def first_if(self, condition: ColumnElement[bool], priority: int) -> "SamplePool":
-        return replace(self, priority=case((condition, priority), else_=self.priority), has_usual_order=False)
+    def with_first(self, key: str) -> "SamplePool":
+        """Select the group with this key before all others."""
+        priority = case((sample_conditions.group_key() == key, FIRST), else_=self.priority)
+        return replace(self, priority=priority, first_key=key)
 
 
 async def select_samples(session: AsyncSession, pool: SamplePool, size: int, settings: Settings) -> list[Sample]:
@@ -86,17 +89,10 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
     chosen = _fill_batch(groups, size, max_planned)
     rewards = [(group.key, chosen[id]) for group in groups for id in group.rewards if id in chosen]
     if rewards and pool.needs_contrast and not _has_contrast(rewards, algorithm):
-        gives_contrast = func.abs(Sample.reward - rewards[0][1]) > algorithm.min_contrast + TOLERANCE
-        if algorithm.needs_groups:
-            condition = and_(pool.is_usable, pool.condition)
-            gives_contrast = sample_conditions.is_in_group(
-                pool.policy_id, condition, sample_conditions.rewards_differ(algorithm.min_contrast)
-            )
-        groups = await _read_groups(session, pool.first_if(gives_contrast, CONTRAST), size, max_planned, settings)
-        if groups[0].priority != CONTRAST:
+        first_key = await _find_contrast(session, pool, rewards[0][1], algorithm)
+        if first_key is None:
             return await select_samples(session, pool.corrected_alone(), size, settings)
-        is_first = sample_conditions.group_key() == groups[0].key
-        groups = await _read_groups(session, pool.first_if(is_first, FIRST), size, max_planned, settings)
+        groups = await _read_groups(session, pool.with_first(first_key), size, max_planned, settings)
         chosen = _fill_batch(groups, size, max_planned)
     # Feedback may have withdrawn or quarantined a sample since it was read, so its state is read again under its lock.
     locked = list(
@@ -121,6 +117,21 @@ def _has_contrast(rewards: Iterable[tuple[str, float]], algorithm: UpdateConfig)
     for key, reward in rewards:
         by_group[key if algorithm.needs_groups else ""].append(reward)
     return any(exceeds(max(values), min(values), algorithm.min_contrast) for values in by_group.values())
+
+
+async def _find_contrast(session: AsyncSession, pool: SamplePool, reward: float, algorithm: UpdateConfig) -> str | None:
+    """Return the key of the first group with another reward than this one; None if there is none.
+
+    For an algorithm that needs groups, that is the first group with different rewards. Samples are read until there is
+    one, and not ranked.
+    """
+    gives_contrast = func.abs(Sample.reward - reward) > algorithm.min_contrast + TOLERANCE
+    if algorithm.needs_groups:
+        condition = and_(pool.is_usable, pool.condition)
+        rewards_differ = sample_conditions.rewards_differ(algorithm.min_contrast)
+        gives_contrast = sample_conditions.is_in_group(pool.policy_id, condition, rewards_differ)
+    keys = await _read_keys(session, pool, gives_contrast, 1)
+    return keys[0] if keys else None
 
 
 class ReadyGroup(NamedTuple):
@@ -158,26 +169,34 @@ async def _read_groups(
 
 
 async def _first_group_keys(session: AsyncSession, pool: SamplePool, num_first: int) -> set[str] | None:
-    """Return the keys of the groups of the first samples; None where there are no others, or too many keys.
+    """Return the keys of the groups of the first samples; None where there are no others, or too many keys."""
+    if not pool.has_usual_order or num_first > MAX_FIRST_SAMPLES:
+        return None
+    keys = await _read_keys(session, pool, true(), num_first)
+    if len(keys) < num_first:
+        return None
+    return {*keys, *([] if pool.first_key is None else [pool.first_key])}
+
+
+async def _read_keys(
+    session: AsyncSession, pool: SamplePool, condition: ColumnElement[bool], num_first: int
+) -> list[str]:
+    """Return the group keys of the first samples that meet the condition, in the order of the priorities.
 
     Each of the priorities of SamplePool is read in the order of an index.
     """
-    if not pool.has_usual_order or num_first > MAX_FIRST_SAMPLES:
-        return None
     waits, is_automated = sample_conditions.waits_for_new(), Sample.is_automated
-    keys, num_read = set[str](), 0
-    for condition, order in (
+    keys: list[str] = []
+    for has_priority, order in (
         (is_automated.is_(False) & ~waits, Sample.ready_at.asc()),
         (is_automated.is_(True) & ~waits, Sample.ready_at.desc()),
         (waits, case((is_automated, -Sample.ready_at), else_=Sample.ready_at).asc()),
     ):
-        first = select(sample_conditions.group_key()).where(*_is_ready(pool), condition)
-        rows = list(await session.scalars(first.order_by(order, Sample.turn_id).limit(num_first - num_read)))
-        keys.update(rows)
-        num_read += len(rows)
-        if num_read == num_first:
-            return keys
-    return None
+        first = select(sample_conditions.group_key()).where(*_is_ready(pool), has_priority, condition)
+        keys += await session.scalars(first.order_by(order, Sample.turn_id).limit(num_first - len(keys)))
+        if len(keys) == num_first:
+            break
+    return keys
 
 
 async def _count_raters(session: AsyncSession, pool: SamplePool, size: int) -> int:
@@ -246,7 +265,7 @@ def _is_ready(pool: SamplePool) -> tuple[ColumnElement[bool], ...]:
 def _ready_samples(pool: SamplePool, keys: Collection[str] | None) -> Subquery:
     """Return the ready samples of the groups with these keys; of all groups for None."""
     order = case((Sample.is_automated, -Sample.ready_at), else_=Sample.ready_at)
-    is_chosen = true() if keys is None else or_(Sample.turn_id.in_(keys), Sample.group_id.in_(keys))
+    is_chosen = true() if keys is None else Sample.turn_id.in_(_turns_of_groups(pool, keys))
     return (
         select(
             Sample.turn_id,
@@ -262,6 +281,13 @@ def _ready_samples(pool: SamplePool, keys: Collection[str] | None) -> Subquery:
         .where(*_is_ready(pool), is_chosen)
         .subquery()
     )
+
+
+def _turns_of_groups(pool: SamplePool, keys: Collection[str]) -> CompoundSelect[str]:
+    """Return the turns of the groups with these keys. Each half reads by an index, which SQLite would not do for OR."""
+    in_group = (Sample.policy_id == pool.policy_id, is_open(), Sample.group_id.in_(keys))
+    alone = (Sample.turn_id.in_(keys), Sample.group_id.is_(None))
+    return union_all(select(Sample.turn_id).where(*in_group), select(Sample.turn_id).where(*alone))
 
 
 def _is_within_rater_cap(

@@ -8,6 +8,7 @@ from sqlalchemy import insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
+from app.feedback import vote_counts
 from app.feedback.queries import get_feedback, list_page, read_views, select_feedback
 from app.feedback.repository import FeedbackSource, count_by_source
 from app.feedback.vote_counts import count_by_version, count_votes
@@ -196,6 +197,27 @@ async def test_votes_that_are_settled_are_not_read_again(harness: Harness, is_an
         num_votes += count
         async with harness.db.write() as session:
             await session.execute(update(VoteTotal).values(num_votes=num_votes))
+        amounts.append(await measure(harness, harness.db, read))
+    few, many = amounts
+    assert many < 1.5 * few
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_votes_that_wait_are_read_up_to_a_bound(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.setattr(vote_counts, "MAX_WAITING", FEW)
+    policy = await harness.policy()
+    amounts = []
+
+    async def read() -> None:
+        async with harness.db.read_snapshot() as session:
+            first_seq = await vote_counts.find_first_read(session, policy.project_id)
+            counts = await count_votes(session, policy.project_id, [policy.id], first_seq)
+        assert sum(count.num_votes for count in counts) == FEW
+
+    for count in (FEW, MANY - FEW):
+        await add_votes(harness, await harness.turn(), case, count)
         amounts.append(await measure(harness, harness.db, read))
     few, many = amounts
     assert many < 1.5 * few

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
 from sqlalchemy import select, update
 
+from app.feedback import vote_counts
 from app.models import Feedback, Turn, VersionState
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_version
@@ -24,7 +26,7 @@ async def test_a_policy_without_votes(harness: Harness) -> None:
     delays = dict.fromkeys(("median_delay", "p90_delay", "median_staleness", "p90_staleness"))
     assert await read_votes(harness) == {
         **{"object": "votes", "policy": "shop", **none, "people": none, "programs": none},
-        **{"by_reason": [], "by_version": [], "delays": delays},
+        **{"is_limited": False, "by_reason": [], "by_version": [], "delays": delays},
     }
 
 
@@ -91,3 +93,23 @@ async def test_delays_are_quantiles_of_the_votes_that_were_learned_from(harness:
             row.created_at = 1000.0 + delay
     delays = (await read_votes(harness))["delays"]
     assert (delays["median_delay"], delays["p90_delay"]) == (5.0, 9.0)
+
+
+async def test_the_newest_votes_are_counted_and_those_in_the_newest_batches(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [await harness.turn() for _ in range(6)]
+    for turn in turns:
+        await harness.vote(turn.id)
+    await curate(harness.db, harness.settings)
+    learner = await create_version(harness, *turns[:2], state=VersionState.VERIFIED)
+    async with harness.db.write() as session:
+        is_learned = Feedback.turn_id.in_([turn.id for turn in turns[:2]])
+        await session.execute(update(Feedback).where(is_learned).values(batch_id=learner.batch_id))
+    monkeypatch.setattr(vote_counts, "MAX_WAITING", 6)
+    exact = await read_votes(harness)
+    assert not exact["is_limited"] and exact["total"] == 6
+    monkeypatch.setattr(vote_counts, "MAX_WAITING", 3)
+    body = await read_votes(harness)
+    assert body["is_limited"]
+    assert [(row["reason"], row["count"]) for row in body["by_reason"]] == [("release", 2), ("batch", 3)]

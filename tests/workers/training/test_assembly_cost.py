@@ -1,6 +1,7 @@
 """The assembly, the measurement of feedback and canaries cost what is new. Work is counted, not time."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import func, text, update
@@ -8,11 +9,24 @@ from sqlalchemy import func, text, update
 from alignment.config.algorithm import GRPOConfig, PPOConfig, UpdateConfig
 from app.core.database import now
 from app.deployments import comparison
-from app.models import ApiKey, AssemblyLook, Batch, Policy, Project, RouteReason, Sample, Turn
-from app.training import feedback_density, fruitless_looks
+from app.models import (
+    ApiKey,
+    AssemblyLook,
+    Batch,
+    Feedback,
+    Policy,
+    Project,
+    RouteReason,
+    Sample,
+    Turn,
+    new_id,
+)
+from app.training import feedback_density, fruitless_looks, sample_conditions
+from app.training.recomputation import request_recomputation
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
 from tests.support.waiting_samples import add_samples, add_turns
+from workers.training import select_samples
 from workers.training.assemble import assemble
 
 FEW, MANY = 500, 2000
@@ -25,20 +39,80 @@ async def work_of(harness: Harness, act: Callable[[], Awaitable[object]]) -> int
     return work.amount
 
 
-async def test_a_batch_costs_the_same_however_many_samples_wait(harness: Harness) -> None:
+@pytest.mark.parametrize("position", ["among the first", "behind all others"])
+async def test_a_batch_costs_the_same_however_many_samples_wait(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, position: str
+) -> None:
+    """Where the first rewards are all equal, the others are looked through for another one, and not ranked."""
+    monkeypatch.setattr(select_samples, "MIN_FIRST_SAMPLES", 64)
+    is_first = position == "among the first"
+
+    def reward(number: int, count: int) -> float:
+        return -1.0 if (number % 2 == 1 if is_first else number >= count - 2) else 1.0
+
     async def next_batch() -> None:
         assert await assemble(harness.db, harness.settings) == 1
 
     amounts = []
-    for number, count in enumerate((FEW, MANY - FEW)):
-        await add_samples(harness, count, lambda number: (-1.0) ** number, prefix=f"t{number}")
+    for number, count in enumerate((FEW, MANY)):
+        await add_samples(harness, count, lambda number, count=count: reward(number, count), prefix=f"t{number}")  # type: ignore[misc]
         await next_batch()  # which also fills the columns of the new samples
         async with harness.db.write() as session:
             await session.execute(update(Batch).values(state="trained"))
         amounts.append(await work_of(harness, next_batch))
         async with harness.db.write() as session:
             await session.execute(update(Batch).values(state="trained"))
-    assert amounts[1] < 1.5 * amounts[0]
+            await session.execute(update(Sample).values(state="trained"))
+    assert amounts[1] < (1.2 if is_first else 2.5) * amounts[0]
+
+
+@pytest.mark.parametrize("num_returned", [0, 5])
+async def test_failures_are_counted_for_the_samples_that_returned(harness: Harness, num_returned: int) -> None:
+    policy = await harness.policy()
+
+    async def read() -> None:
+        async with harness.db.read() as session:
+            is_usable = await sample_conditions.usable_samples(session, policy, harness.settings)
+            assert await sample_conditions.max_failures(session, policy.id, is_usable) == 0
+
+    amounts = []
+    for number, count in enumerate((FEW, MANY - FEW)):
+        await add_samples(harness, count, lambda number: (-1.0) ** number, prefix=f"t{number}")
+        async with harness.db.write() as session:
+            returned = [f"chatcmpl-t0-{number:06}" for number in range(num_returned)]
+            await session.execute(update(Sample).where(Sample.turn_id.in_(returned)).values(num_returns=1))
+            await session.execute(text("ANALYZE"))
+        amounts.append(await work_of(harness, read))
+    assert amounts[1] < 1.2 * amounts[0] + 5
+
+
+async def test_the_feedback_of_returned_samples_is_found_by_indexes(harness: Harness) -> None:
+    """All feedback has other targets: on turns of other conversations, and on conversations without a turn."""
+    amounts = []
+    turn = await harness.turn(conversation_id="c")
+    for number, count in enumerate((FEW, MANY - FEW)):
+        others = await add_turns(harness, count, f"f{number}")
+        rows = [Feedback(**feedback_row(other, {"turn_id": other.id, "target": other.id})) for other in others]
+        about = [{"conversation_id": f"c-{other.id}", "target": f"c-{other.id}"} for other in others]
+        rows += [Feedback(**feedback_row(other, target)) for other, target in zip(others, about, strict=True)]
+        async with harness.db.write() as session:
+            session.add_all(rows)
+            await session.flush()
+            await session.execute(text("ANALYZE"))
+
+        async def request() -> None:
+            async with harness.db.write() as session:
+                await request_recomputation(session, [turn.id])
+
+        amounts.append(await work_of(harness, request))
+    assert amounts[1] < 1.2 * amounts[0] + 5
+
+
+def feedback_row(turn: Turn, target: dict[str, str]) -> dict[str, Any]:
+    id = new_id("fb")
+    values = {"id": id, "project_id": turn.project_id, "idempotency_key": id, "kind": "binary", "name": "default"}
+    values |= {"value": 1.0, "raw_value": "up", "source_kind": "HUMAN", "source_id": "ada", "fingerprint": "0" * 64}
+    return {**values, "request_metadata": {}, "processed": True, **target}
 
 
 async def look(harness: Harness) -> int:
