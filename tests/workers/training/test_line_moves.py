@@ -244,6 +244,10 @@ async def test_no_batch_is_assembled_during_a_move(
 async def test_votes_of_versions_that_are_being_undone_say_so(harness: Harness, small_steps: None) -> None:
     versions = await train_versions(harness, 3)
     await roll_back(harness, 0)
+    await finish_moves(harness)
+    await deploy(harness, versions[-1].number)  # now the batches have the feedback behind their samples
+    await finish_moves(harness)
+    await roll_back(harness, 0)
     seen = (await harness.api.get("/v1/policies/shop/votes")).json()
     assert json.dumps(seen).count('"undone"') >= 1, seen
     undone = [row for row in await harness.all(Feedback) if row.batch_id == versions[0].batch_id]
