@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.algorithm import UpdateConfig
 from alignment.tolerance import TOLERANCE, exceeds, is_tie
 from app.core.database import now
+from app.core.planner import prefer_indexes
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState
 from app.training import sample_conditions, service
@@ -157,6 +158,7 @@ async def _read_groups(
     Only the first samples are read, and more of them where the caps leave too few: a backlog costs nothing.
     """
     num_raters = await _count_raters(session, pool, size)
+    await prefer_indexes(session)  # the first samples are few, whatever the statistics of the others
     num_first = max(MIN_FIRST_SAMPLES, 4 * size)
     while True:
         keys = await _first_group_keys(session, pool, num_first)

@@ -105,7 +105,7 @@ async def test_the_feedback_of_returned_samples_is_found_by_indexes(harness: Har
                 await request_recomputation(session, [turn.id])
 
         amounts.append(await work_of(harness, request))
-    assert amounts[1] < 1.2 * amounts[0] + 5
+    assert amounts[1] < 1.2 * amounts[0] + 20  # to read all would be hundreds
 
 
 def feedback_row(turn: Turn, target: dict[str, str]) -> dict[str, Any]:

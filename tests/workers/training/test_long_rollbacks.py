@@ -76,6 +76,7 @@ async def test_versions_that_people_have_judged_are_told_from_the_others(
     for version in (versions[0], versions[3]):
         await rate(harness, "-", version)
     await roll_back(harness, 0)
+    await finish_moves(harness)
     by_number = {version.batch_id: version.number for version in versions}
     learned = {sample.turn_id: sample for sample in await harness.all(Sample)}
     dropped = {sample.reason for sample in learned.values() if sample.rule == SampleRule.ROLLED_BACK}
