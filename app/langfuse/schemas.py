@@ -101,8 +101,10 @@ class IngestionResults(BaseModel):
 
 def parse_scores(body: Any) -> Score | list[Any]:
     """Return the score, or the items of an array. Raises BadRequest."""
-    if not isinstance(body, list):
+    if isinstance(body, dict):
         return parse_body(Score, body)
+    if not isinstance(body, list):
+        raise BadRequest("The body must be a score, a JSON object, or an array of scores.", code="invalid_json")
     if not 1 <= len(body) <= MAX_BATCH:
         raise BadRequest(f"A request holds 1 to {MAX_BATCH} scores, and this one {len(body)}.", code="invalid_value")
     return body

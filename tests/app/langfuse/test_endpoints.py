@@ -272,7 +272,7 @@ async def test_programs_need_their_scope(harness: Harness) -> None:
     [
         ("scores", [], "1 to 1000"),
         ("scores", [{}] * 1001, "1 to 1000"),
-        ("scores", "score", "dictionary"),
+        ("scores", "score", "an array of scores"),
         ("scores", {}, "name"),
         ("scores", {"name": "x", "value": None}, "value"),
         ("scores", {"name": "x", "value": 1, "traceId": 7}, "traceId"),
