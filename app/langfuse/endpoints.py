@@ -80,13 +80,14 @@ async def create_scores(
     outcomes = await _take(request, sender, [_read_score(item) for item in items])
     if not isinstance(body, list):
         [outcome] = outcomes
-        if isinstance(outcome, Problem):
-            content = {"message": outcome.message, "error": outcome.code}
-            return json_response(content, outcome.status)
-        return json_response({"id": outcome.id})
-    errors = [{"message": outcome.message} for outcome in outcomes if isinstance(outcome, Problem)]
-    if not errors:
+        return _refuse(outcome) if isinstance(outcome, Problem) else json_response({"id": outcome.id})
+    problems = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    if passing := [problem for problem in problems if problem.is_passing]:
+        # Clients send an array again, and no part of it. What was taken has its key, and is taken once.
+        return _refuse(passing[0])
+    if not problems:
         return json_response({"message": "Accepted"}, 202)
+    errors = [{"message": problem.message} for problem in problems]
     return json_response({"accepted": len(items) - len(errors), "rejected": len(errors), "errors": errors}, 207)
 
 
@@ -140,6 +141,10 @@ async def list_projects(sender: Sender, db: DatabaseDep) -> dict[str, Any]:
         name = await session.scalar(select(Project.name).where(Project.id == sender.project_id))
     organization = {"id": "attune", "name": "Attune"}
     return {"data": [{"id": sender.project_id, "name": name, "organization": organization, "metadata": {}}]}
+
+
+def _refuse(problem: Problem) -> Response:
+    return json_response({"message": problem.message, "error": problem.code}, problem.status)
 
 
 async def _take(request: Request, sender: Caller, scores: list[Score | AttuneError]) -> list[service.Outcome]:

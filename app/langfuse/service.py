@@ -28,6 +28,11 @@ class Problem:
     code: str
     message: str
 
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same score may be taken later."""
+        return self.status >= 500 or self.status == 429
+
     @classmethod
     def of(cls, error: AttuneError) -> "Problem":
         return cls(error.status, error.code or error.type, error.message)

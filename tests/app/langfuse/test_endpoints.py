@@ -8,7 +8,9 @@ import pytest
 from fastapi.routing import APIRoute
 from sqlalchemy import select
 
+from app.core.errors import database_unavailable
 from app.core.settings import Settings
+from app.feedback import service as feedback
 from app.feedback.effective import is_effective
 from app.langfuse.endpoints import router
 from app.main import create_app
@@ -307,6 +309,28 @@ async def test_limits_of_feedback_hold(harness: Harness) -> None:
     assert answer.status_code == 429 and answer.headers["retry-after"]
     assert (await post(harness, "scores", scores[:2])).status_code == 202
     assert (await post(harness, "scores", scores[2])).status_code == 429
+
+
+@pytest.mark.parametrize("wire", ["score", "array", "ingestion"])
+async def test_what_may_pass_is_an_error_that_clients_try_again_after(
+    harness: Harness, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = await harness.turn()
+    scores = [sdk_score(f"s-{number}", traceId=turn.id) for number in range(2)]
+    submit = feedback.submit_batch
+
+    async def fail_last(*arguments: Any) -> list[dict[str, Any]]:
+        """Record the feedback, and answer that the last item met a locked row."""
+        *results, last = await submit(*arguments)
+        return [*results, {"index": last["index"], "status": 503, **database_unavailable().body()}]
+
+    monkeypatch.setattr(feedback, "submit_batch", fail_last)
+    body = {"score": scores[0], "array": scores, "ingestion": ingestion(*scores)}[wire]
+    answer = await post(harness, "ingestion" if wire == "ingestion" else "scores", body)
+    if wire == "ingestion":
+        assert [row["status"] for row in answer.json()["errors"]] == [503]
+    else:
+        assert (answer.status_code, answer.json()["error"]) == (503, "database_unavailable")
 
 
 async def test_large_bodies_are_refused(harness: Harness) -> None:
