@@ -48,13 +48,18 @@ def delete(client: Any, score_id: str) -> None:
 def main() -> dict[str, Any]:
     recorder = Recorder()
     logging.getLogger().addHandler(recorder)
-    client = Langfuse(public_key="pk-any", secret_key=KEY, host=URL)
+    client = Langfuse(public_key="pk-any", secret_key=KEY, host=URL, timeout=120)
     completion_id = chat()
     trace_id = client.create_trace_id(seed=MESSAGE_ID)
     report: dict[str, Any] = {"completion_id": completion_id, "authenticated": client.auth_check()}
     with client.start_as_current_observation(name="chat", as_type="span"):
         pass
-    thumb: dict[str, Any] = {"name": "user-feedback", "data_type": "BOOLEAN", "trace_id": trace_id}
+    thumb: dict[str, Any] = {
+        "name": "user-feedback",
+        "data_type": "BOOLEAN",
+        "trace_id": trace_id,
+        "metadata": {"user_id": "ada"},
+    }
     client.create_score(score_id="s-1", value=1, comment="Just right", **thumb)
     client.flush()
     client.create_score(score_id="s-1", value=0, comment="On second thoughts", **thumb)
@@ -66,7 +71,8 @@ def main() -> dict[str, Any]:
         metadata={"completion_id": completion_id},
     )
     client.create_score(score_id="s-3", name="user-feedback", value=1, trace_id="f" * 32)
-    client.create_score(score_id="s-4", name="user-feedback", value=1, metadata={"completion_id": completion_id})
+    of_bob = {"completion_id": completion_id, "user_id": "bob"}
+    client.create_score(score_id="s-4", name="user-feedback", value=1, metadata=of_bob)
     client.flush()
     delete(client, "s-4")
     report["logged"] = list(recorder.lines)
