@@ -26,7 +26,7 @@ def to_feedback(score: Score, score_id: str, settings: LangfuseSettings) -> dict
     kind, value = _value_of(score, settings)
     is_person = score.name in settings.people
     user = score.find_metadata(*USER_KEYS) if is_person else score.name
-    source = {"kind": SourceKind.HUMAN if is_person else SourceKind.CODE}
+    source: dict[str, Any] = {"kind": SourceKind.HUMAN if is_person else SourceKind.CODE}
     if user is not None:
         source["id"] = f"{PREFIX}{user}"[:MAX_SOURCE_ID]
     body: dict[str, Any] = {

@@ -61,7 +61,8 @@ async def test_scores_are_recorded_changed_and_deleted(
 async def test_score_is_sent_again_after_an_error_of_the_server(
     generation: str, harness: Harness, scripted: ScriptedEngine
 ) -> None:
-    app, failed = create_app(harness.settings), []
+    app = create_app(harness.settings)
+    failed: list[str] = []
 
     async def fail_first(scope: Any, receive: Any, send: Any) -> None:
         """Answer the first request with scores by an error."""
