@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from app.core.settings import REPOSITORY, Settings
 from app.models import Feedback, Turn
