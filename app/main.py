@@ -42,6 +42,8 @@ from app.feedback.feedback_writer import FeedbackWriter
 from app.feedback.token_counts import TokenCounter
 from app.feedback.vote_endpoints import router as votes
 from app.inference.client import EnginePool, load_engine_keys
+from app.langfuse.endpoints import router as langfuse
+from app.langfuse.errors import error_body as langfuse_error
 from app.messages.endpoints import router as messages
 from app.messages.errors import error_body as messages_error
 from app.models import new_id
@@ -110,6 +112,8 @@ async def answer_probe(request: Request) -> Response:
 
 _router.add_route("/", answer_probe, methods=["HEAD"], include_in_schema=False)
 ROUTES = _router.routes  # FastAPI prepares them once, on first use, for every app of the process
+document_json_bodies(langfuse.routes)
+LANGFUSE_ROUTES = langfuse.routes  # of deployments that take Langfuse's scores
 
 
 class RequestMiddleware:
@@ -220,12 +224,12 @@ def create_app(settings: Settings) -> Api:
 
     app = Api(
         settings.server.cors_origins,
-        routes=ROUTES,
+        routes=[*ROUTES, *LANGFUSE_ROUTES] if settings.langfuse.intake else ROUTES,
         title="Attune",
         summary="Chats, feedback and versions of a model that learns online.",
         lifespan=lifespan,
     )
-    errors.install_error_handlers(app, {messages.prefix: messages_error})
+    errors.install_error_handlers(app, {messages.prefix: messages_error, langfuse.prefix: langfuse_error})
     if settings.server.console:
         app.mount(console.PATH, console.create_console(app.services))
     return app

@@ -13,8 +13,9 @@ from starlette.responses import Response, StreamingResponse
 from app.chat import histories, repository, schemas, service
 from app.chat.repository import CompletionRows
 from app.chat.schemas import Choice, CompletionView, MetadataKey, MetadataValue, Usage
+from app.chat.trace_ids import add_trace_id
 from app.core.errors import ERROR_RESPONSES, AttuneError, BadRequest, NotFound
-from app.core.http import EVENT_STREAM, StrictModel, json_body, json_response
+from app.core.http import EVENT_STREAM, StrictModel, json_body, json_response, settings_of
 from app.core.pagination import Page
 from app.models import AuditAction, Policy, Turn, TurnState, Version, record_audit, to_completion_id
 from app.policies.references import version_name
@@ -171,14 +172,16 @@ async def get_completion(completion_id: CompletionId, caller: ChatCaller, db: Da
 
 @router.post("/chat/completions/{completion_id}", response_model=StoredCompletion)
 async def update_completion(
+    request: Request,
     completion_id: CompletionId,
     caller: ChatCaller,
     db: DatabaseDep,
     body: Annotated[MetadataUpdate, json_body(MetadataUpdate)],
 ) -> Any:
     """Replace the metadata of a completion."""
+    pairs = add_trace_id(body.metadata) if settings_of(request).langfuse.intake else body.metadata
     rows = await db.retry_on_deadlock(
-        lambda session: repository.replace_metadata(session, caller.project_id, completion_id, body.metadata)
+        lambda session: repository.replace_metadata(session, caller.project_id, completion_id, body.metadata, pairs)
     )
     return _completion_response(rows)
 

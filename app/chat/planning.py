@@ -28,6 +28,7 @@ from app.chat.episode_tags import EpisodeTag
 from app.chat.histories import History
 from app.chat.identity_headers import add_identity
 from app.chat.schemas import SEED_LIMIT, ChatRequest
+from app.chat.trace_ids import add_trace_id
 from app.chat.turn_writer import EngineWeights, TurnStart
 from app.chat.wire_details import NO_DETAILS, WireDetails
 from app.core.database import Database, now
@@ -218,9 +219,10 @@ async def plan_completion(
         }
         for index, choice in enumerate(calls)
     ]
+    pairs = add_trace_id(request.metadata) if settings.langfuse.intake else request.metadata
     metadata = [
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
-        for key, value in request.metadata.items()
+        for key, value in pairs.items()
     ]
     weights = EngineWeights(engine.name, model.weights, model.name) if swaps_weights else None
     replaced_turn_ids = () if sampled_turn_id else tuple(row.id for row in retried_turns)

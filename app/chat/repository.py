@@ -103,17 +103,21 @@ async def _load_completions(session: AsyncSession, *conditions: ColumnElement[bo
 
 
 async def replace_metadata(
-    session: AsyncSession, project_id: str, completion_id: str, metadata: Mapping[str, str]
+    session: AsyncSession,
+    project_id: str,
+    completion_id: str,
+    metadata: Mapping[str, str],
+    pairs: Mapping[str, str] | None = None,
 ) -> CompletionRows:
     """Replace the metadata of a completion. If it withdraws the consent to train, drop its samples and rollouts.
 
-    Raises NotFound.
+    `pairs`: what the completion is found by, if that is more than the metadata. Raises NotFound.
     """
     rows = await get_completion(session, project_id, completion_id)
     turns, _, _ = rows
     first = turns[0]
     await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id == first.id))
-    for key, value in metadata.items():
+    for key, value in (metadata if pairs is None else pairs).items():
         session.add(TurnMetadata(turn_id=first.id, project_id=first.project_id, key=key, value=value))
     for turn in turns:
         turn.request_metadata = dict(metadata)

@@ -179,6 +179,9 @@ def _render_status(body: Row) -> Iterator[Renderable]:
     for name in ("turns", "rollouts", "feedback", "samples", "batches"):
         counts = ", ".join(f"{count} {state}" for state, count in body[name].items()) or "none"
         yield f"{name}: {counts}"
+    for row in body["unmatched_votes"]:
+        last = format_time(row["last_at"], "%H:%M:%S")
+        yield f"unmatched votes of {row['connector']}: {row['num_votes']} × {row['reason']}, the last at {last}"
     for row in body["reward_models"]:
         reason = f": {row['reason']}" if row["reason"] else ""
         newest = "" if row["serving"] == row["newest"] else f"; {row['newest']} is {row['state']}{reason}"

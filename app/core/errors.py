@@ -160,9 +160,11 @@ def _allowed_methods(request: Request) -> set[str]:
     return {method.upper() for path in paths for method in operations[path]}
 
 
+TAKES_NO_SCORES = "Langfuse's scores are taken here with ATTUNE_LANGFUSE__INTAKE=true (docs/connect/langfuse.md)"
 # What a client may use instead of routes of OpenAI that this service lacks.
 ALTERNATIVES = {
     "/v1/completions": "send the text as a user's message to POST /v1/chat/completions, or to POST /v1/responses",
+    **dict.fromkeys(("/api/public/scores", "/api/public/ingestion", "/api/public/otel/v1/traces"), TAKES_NO_SCORES),
     "/v1/embeddings": "this service generates text only: chats are at POST /v1/chat/completions",
 }
 MAX_PATH_CHARS = 200

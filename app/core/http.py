@@ -112,12 +112,16 @@ class JsonBody(Generic[T]):
 
     Args:
         model: The model that OpenAPI shows as the body's schema.
-        parse: Returns the parsed body from the JSON object, or raises BadRequest. It may run in a thread.
+        parse: Returns the parsed body from the JSON value, or raises BadRequest. It may run in a thread.
         max_values: The most values that a body may hold.
+        takes_arrays: Whether the body may be a JSON array as well; otherwise it is an object.
     """
 
-    def __init__(self, model: type[BaseModel], parse: Callable[[dict[str, Any]], T], max_values: int) -> None:
+    def __init__(
+        self, model: type[BaseModel], parse: Callable[[Any], T], max_values: int, *, takes_arrays: bool = False
+    ) -> None:
         self.model, self._parse, self._max_values = model, parse, max_values
+        self._read = parse_json if takes_arrays else parse_json_object
 
     async def __call__(self, request: Request) -> T:
         """Raises BadRequest or TooLarge. `request.state.max_body_bytes` is the caller's own limit, if it has one."""
@@ -125,7 +129,7 @@ class JsonBody(Generic[T]):
         body = await read_body(request, limit)
 
         def parse() -> T:
-            return self._parse(parse_json_object(body, self._max_values))
+            return self._parse(self._read(body, self._max_values))
 
         if len(body) <= THREAD_BYTES and _max_count(body) <= THREAD_VALUES:
             return parse()
@@ -133,18 +137,31 @@ class JsonBody(Generic[T]):
 
 
 def json_body(
-    model: type[BaseModel], parse: Callable[[dict[str, Any]], Any] | None = None, max_values: int = MAX_VALUES
+    model: type[BaseModel],
+    parse: Callable[[Any], Any] | None = None,
+    max_values: int = MAX_VALUES,
+    *,
+    takes_arrays: bool = False,
 ) -> Any:
     """Return a `Depends` for a body of type `model`; use it inside `Annotated`.
 
     `parse` replaces the model's own validation, for a union that chooses its model first. With `parse=dict` the route
     receives the JSON object and parses it itself.
     """
-    return Depends(JsonBody(model, parse or (lambda body: parse_body(model, body)), max_values))
+    parse = parse or (lambda body: parse_body(model, body))
+    return Depends(JsonBody(model, parse, max_values, takes_arrays=takes_arrays))
 
 
 def parse_json_object(raw: bytes, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """Return the body as a JSON object. Raises BadRequest, or TooLarge for one with too many values.
+    """Return the body as a JSON object. Raises BadRequest, or TooLarge for one with too many values."""
+    body = parse_json(raw, max_values)
+    if not isinstance(body, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    return body
+
+
+def parse_json(raw: bytes, max_values: int = MAX_VALUES) -> Any:
+    """Return the body as a JSON value, {} for none. Raises BadRequest, or TooLarge for one with too many values.
 
     orjson refuses NaN, 1e999, lone surrogates and invalid UTF-8. It accepts escaped NUL characters, which PostgreSQL
     cannot store, so they are refused here.
@@ -155,8 +172,6 @@ def parse_json_object(raw: bytes, max_values: int = MAX_VALUES) -> dict[str, Any
         body = orjson.loads(raw or b"{}")
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise BadRequest("The body must be a JSON object.", code="invalid_json")
     _check_depth(body)
     if b"\\u0000" in raw and b"\\u0000" in raw.replace(b"\\\\", b""):  # without escaped backslashes
         raise BadRequest("The body holds a NUL character, which cannot be stored.", code="invalid_json")
@@ -179,9 +194,9 @@ def _holds_at_most(max_values: int, raw: bytes) -> bool:
     return count + _max_count(raw[end:]) <= max_values
 
 
-def _check_depth(body: dict[str, Any]) -> None:
+def _check_depth(body: Any) -> None:
     """Raise BadRequest for a body that is nested too deeply."""
-    containers: list[Any] = [body]
+    containers: list[Any] = [body] if isinstance(body, (dict, list)) else []
     for _ in range(MAX_DEPTH):
         items = (item for each in containers for item in (each.values() if isinstance(each, dict) else each))
         containers = [item for item in items if isinstance(item, (dict, list))]

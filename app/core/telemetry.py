@@ -57,6 +57,7 @@ class Telemetry:
 
     turns: Counter[tuple[str, str]] = field(default_factory=Counter)  # by policy and state
     feedback: Counter[tuple[str, str]] = field(default_factory=Counter)  # by project and kind
+    unmatched: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by project, connector and reason
     requests: Histogram = field(  # by route and status; in no global registry, as tests run several applications
         default_factory=lambda: Histogram(
             "attune_request_seconds",
@@ -91,6 +92,10 @@ class Telemetry:
     def record_feedback(self, project_id: str, kind: str) -> None:
         """Count feedback that was stored; a repeated request does not count."""
         self.feedback[project_id, kind] += 1
+
+    def record_unmatched(self, project_id: str, connector: str, reason: str) -> None:
+        """Count a vote of a connector that is about no reply of the project."""
+        self.unmatched[project_id, connector, reason] += 1
 
     @staticmethod
     def timed_route(method: str, path: str) -> str | None:

@@ -22,6 +22,7 @@ from app.projects.auth import (
     Caller,
     DatabaseDep,
     FeedbackCaller,
+    application_slot,
     authenticate,
     limits_of,
     look_up,
@@ -49,22 +50,18 @@ async def authenticate_submitter(
 
     Each token has limits of its own.
     """
-    limits = services_of(request).get(RateLimiter)
     credential = sent_credential(request)
-    if browser_tokens.is_browser_token(credential):
-        claims = await look_up(request, credential, lambda: browser_tokens.verify_token(db, credential))
-        request.state.max_body_bytes = browser_tokens.MAX_BODY_BYTES
-        submitter: Caller | TokenClaims = claims
-        project = claims.project_id, limits_of(request, claims).requests_per_minute
-        slot = limits.slot(claims.jti, None, None, project)
-    else:
-        submitter = caller = await authenticate(request, db, "feedback")
-        own = (caller.requests_per_minute, caller.max_concurrency)
-        project = caller.project_id, limits_of(request, caller).requests_per_minute
-        slot = limits.slot(caller.key_id, *own, project)
-    async with slot as headers:
+    if not browser_tokens.is_browser_token(credential):
+        caller = await authenticate(request, db, "feedback")
+        async with application_slot(request, caller):
+            yield caller
+        return
+    claims = await look_up(request, credential, lambda: browser_tokens.verify_token(db, credential))
+    request.state.max_body_bytes = browser_tokens.MAX_BODY_BYTES
+    project = claims.project_id, limits_of(request, claims).requests_per_minute
+    async with services_of(request).get(RateLimiter).slot(claims.jti, None, None, project) as headers:
         request.state.headers = headers
-        yield submitter
+        yield claims
 
 
 FeedbackSubmitter = Annotated[Caller | TokenClaims, Depends(authenticate_submitter)]

@@ -75,7 +75,8 @@ class EpisodeTarget(StrictModel):
 
 
 class MetadataTarget(StrictModel):
-    """Pairs of the chat request's `metadata`. All must match; the newest matching turn is the target."""
+    """Pairs of the chat request's `metadata`. All must match. The newest matching turn that may be trained on is the
+    target; without one, the newest that may not."""
 
     metadata: Metadata = Field(min_length=1, max_length=16)
 

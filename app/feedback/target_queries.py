@@ -21,7 +21,8 @@ async def find_newest_turns(
 ) -> list[Choice | None]:
     """Return, for each query, the newest turn whose metadata has all of its pairs, or None.
 
-    A task comes after all chats: a front end sends the title of a chat later than the reply, with the same metadata.
+    Turns that may be trained on come first. Else a vote could be lost on what a front end sends later with the same
+    metadata, such as the title of the chat: a task comes last of all.
     """
     matches: dict[int, Choice] = {}
     for start in range(0, len(metadata_queries), QUERIES_PER_STATEMENT):
@@ -53,7 +54,8 @@ async def _find_newest(
     )
     pair = aliased(TurnMetadata)
     is_task = case((Turn.origin == Origin.TASK, 1), else_=0)
-    order = (is_task, Turn.created_at.desc(), Turn.id.desc())
+    is_excluded = case((Turn.exclusion_reason.is_not(None), 1), else_=0)
+    order = (is_task, is_excluded, Turn.created_at.desc(), Turn.id.desc())
     age = func.row_number().over(partition_by=first.c.number, order_by=order)
     is_first = and_(pair.project_id == project_id, pair.key == first.c.key, pair.value == first.c.value)
     matches = (

@@ -48,7 +48,7 @@ from app.models.policy import (
 from app.models.project import ApiKey, IdempotentRequest, Project, ProjectUsage
 from app.models.reward import Judgement, JudgementState, Reward, RewardModel, RewardModelState, RewardModelTurn
 from app.models.rollout import Dataset, DatasetKind, DatasetRow, PlanState, Rollout, RolloutPlan, RolloutState
-from app.models.totals import RolloutTotal, SampleTotal, TokenCount, VoteCursor, VoteTotal
+from app.models.totals import RolloutTotal, SampleTotal, TokenCount, UnmatchedVotes, VoteCursor, VoteTotal
 from app.models.turn import (
     ENGINE_REFUSED,
     LOST_REASON,

@@ -51,6 +51,18 @@ class SampleTotal(Base):
     num_samples: Mapped[int] = mapped_column(BigInteger)
 
 
+class UnmatchedVotes(Base):
+    """The number of votes that a connector has sent and that are about no reply of the project."""
+
+    __tablename__ = "unmatched_votes"
+
+    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"), primary_key=True)
+    connector: Mapped[str] = mapped_column(String(32), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(32), primary_key=True, doc="an app.feedback.unmatched.Reason")
+    num_votes: Mapped[int] = mapped_column(BigInteger, doc="each arrival counts, repetitions included")
+    last_at: Mapped[float] = mapped_column(doc="when the newest came, seconds since the epoch, database clock")
+
+
 class TokenCount(Base):
     """The browser tokens that a key has created in a minute. When it has ended, the row becomes an audit entry."""
 

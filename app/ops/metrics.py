@@ -110,6 +110,10 @@ def render(
     feedback = {(projects[id], kind): count for (id, kind), count in telemetry.feedback.items() if id in projects}
     _add(registry, Counter, "attune_feedback", "Feedback events stored, by kind.", ("project", "kind"), feedback)
 
+    unmatched = {(projects[id], *rest): count for (id, *rest), count in telemetry.unmatched.items() if id in projects}
+    help_text = "Votes of connectors that are about no reply of the project, by reason."
+    _add(registry, Counter, "attune_connector_unmatched", help_text, ("project", "connector", "reason"), unmatched)
+
     labels = (*POLICY_LABELS, "origin")
     tokens: defaultdict[Labels, int] = defaultdict(int)
     counts: dict[Labels, int] = {}

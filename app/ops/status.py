@@ -17,6 +17,7 @@ from app.core.database import database_time
 from app.core.draining_server import is_draining
 from app.core.errors import ERROR_RESPONSES, Unavailable
 from app.core.http import settings_of
+from app.feedback.unmatched import list_unmatched
 from app.models import (
     ANSWERING,
     Audit,
@@ -66,6 +67,10 @@ async def status(caller: ViewingCaller, db: DatabaseDep) -> dict[str, Any]:
                 Feedback.project_id == caller.project_id,
                 Feedback.emptied_at.is_(None),
             ),
+            "unmatched_votes": [
+                {name: getattr(row, name) for name in ("connector", "reason", "num_votes", "last_at")}
+                for row in await list_unmatched(session, caller.project_id)
+            ],
             "samples": await _count_samples(session, policy_ids),
             "batches": await _count_by_policy(session, policy_ids, Batch, Batch.state),
             "reward_models": await summarize(session, rows),

@@ -171,9 +171,12 @@ def sent_credential(request: Request) -> str:
     return bearer(request) or request.headers.get("x-api-key", "").strip()
 
 
-async def authenticate(request: Request, db: Database, scope: str) -> Caller:
-    """Return the caller if its key has `scope`. Raises Unauthorized or Forbidden. Applies no rate limits."""
-    caller = await identify(request, db, sent_credential(request))
+async def authenticate(request: Request, db: Database, scope: str, key: str | None = None) -> Caller:
+    """Return the caller if its key has `scope`. Raises Unauthorized or Forbidden. Applies no rate limits.
+
+    `key`: the API key, where a client sends it in a way of its own.
+    """
+    caller = await identify(request, db, sent_credential(request) if key is None else key)
     if not has_scope(caller.scopes, scope):
         raise Forbidden(f"This API key lacks the scope '{scope}'.")
     return caller
@@ -236,14 +239,20 @@ def require_scope(scope: str) -> Callable[..., Any]:
 
     async def rate_limited(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
         caller = await authenticate(request, db, scope)
-        limiter = services_of(request).get(RateLimiter)
-        own_limits = (caller.requests_per_minute, caller.max_concurrency)
-        project = caller.project_id, limits_of(request, caller).requests_per_minute
-        async with limiter.slot(caller.key_id, *own_limits, project) as headers:
-            request.state.headers = headers
+        async with application_slot(request, caller):
             yield caller
 
     return checks_scope(scope)(rate_limited if scope in LIMITED_SCOPES else limited_as_admin)
+
+
+@asynccontextmanager
+async def application_slot(request: Request, caller: Caller) -> AsyncIterator[None]:
+    """Count a chat or feedback request for the caller's key and its project. Raises RateLimited beyond their limits."""
+    own_limits = (caller.requests_per_minute, caller.max_concurrency)
+    project = caller.project_id, limits_of(request, caller).requests_per_minute
+    async with services_of(request).get(RateLimiter).slot(caller.key_id, *own_limits, project) as headers:
+        request.state.headers = headers
+        yield
 
 
 @asynccontextmanager

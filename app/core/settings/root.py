@@ -27,7 +27,13 @@ from app.core.database_url import sqlite_url
 from app.core.settings.engine import REPOSITORY, EngineSettings
 from app.core.settings.limits import LimitSettings, ObservabilitySettings, PrivacySettings, RaterSettings
 from app.core.settings.release import ReleaseSettings
-from app.core.settings.service import BrokerSettings, DatabaseSettings, ServerSettings, WorkerSettings
+from app.core.settings.service import (
+    BrokerSettings,
+    DatabaseSettings,
+    LangfuseSettings,
+    ServerSettings,
+    WorkerSettings,
+)
 from app.core.settings.trainer import TrainerSettings
 
 DEMO_MODEL = REPOSITORY / "demo" / "model"
@@ -105,6 +111,7 @@ class Settings(Frozen):
     rollouts: RolloutsConfig = Field(
         RolloutsConfig(), description="group sampling and verifiers; see docs/rollouts.md. A policy may have its own"
     )
+    langfuse: LangfuseSettings = LangfuseSettings()
     raters: RaterSettings = RaterSettings()
     release: ReleaseSettings = ReleaseSettings()
     limits: LimitSettings = LimitSettings()

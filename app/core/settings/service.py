@@ -62,6 +62,29 @@ class ServerSettings(Frozen):
         return origins
 
 
+class LangfuseSettings(Frozen):
+    """The intake of Langfuse's scores: what sends them to Langfuse may send them here; docs/connect/langfuse.md."""
+
+    intake: bool = Field(False, description="serve Langfuse's routes for scores at /api/public")
+    people: list[str] = Field(
+        ["user-feedback", "user_feedback", "thumbs"],
+        description="names of scores that people give; all others are those of programs",
+    )
+    ranges: dict[str, tuple[float, float]] = Field(
+        {},
+        description='lowest and highest value of numeric scores by name, e.g. {"quality": [0, 1]}; a score of another '
+        "name is stored as a label, unless it is a thumb of people",
+    )
+
+    @field_validator("ranges")
+    @classmethod
+    def _check_ranges(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (low, high) in ranges.items():
+            if not -1e9 <= low < high <= 1e9:
+                raise ValueError(f"{name}: the first number must be lower than the second")
+        return ranges
+
+
 class DatabaseSettings(Frozen):
     """Where all state is stored."""
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.cli.main import app
+from app.feedback.unmatched import Reason, count_unmatched
 from tests.support.cli import run
 from tests.support.deployment import Harness
 
@@ -32,6 +33,16 @@ async def test_votes_are_counted(cli_harness: Harness) -> None:
     assert line in run(app, ["status"]).output
     assert json.loads(run(app, ["train", "votes", "--json"]).stdout)["total"] == 2
     assert json.loads(run(app, ["status", "--json"]).stdout)["policies"][0]["votes"]["total"] == 2
+
+
+async def test_votes_without_a_reply_are_shown(cli_harness: Harness) -> None:
+    assert "unmatched" not in run(app, ["status"]).output
+    project_id = (await cli_harness.policy()).project_id
+    for _ in range(2):
+        await count_unmatched(cli_harness.db, project_id, "langfuse", [Reason.UNKNOWN_REPLY, Reason.NO_REPLY_NAMED])
+    output = run(app, ["status"]).output
+    assert "unmatched votes of langfuse: 2 × unknown_reply, the last at " in output
+    assert "unmatched votes of langfuse: 2 × no_reply_named, the last at " in output
 
 
 async def test_feedback_is_given_once_and_listed(cli_harness: Harness) -> None:
