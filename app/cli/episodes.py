@@ -14,6 +14,7 @@ episodes = typer.Typer(no_args_is_help=True, help="Look at the episodes of agent
 LIST_COLUMNS = (
     Column("id", "id", no_wrap=True),
     Column("task", "task"),
+    Column("group", lambda row: row["group"] and row["group"]["id"]),
     Column("state", lambda row: row["end_reason"] or row["state"]),
     Column("outcome", "outcome", "{:g}", right=True),
     Column("chats", "num_turns", right=True),
@@ -36,12 +37,13 @@ TURN_COLUMNS = (
 def list_episodes(
     policy: Annotated[str | None, typer.Option(help="of this policy; default: all")] = None,
     task: Annotated[str | None, typer.Option(help="of this task; default: all")] = None,
+    group: Annotated[str | None, typer.Option(help="of this group of attempts; default: all")] = None,
     state: Annotated[str | None, typer.Option(help="open or ended; default: both")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="how many, the newest first")] = 20,
     json: Json = False,
 ) -> None:
     """List the newest episodes."""
-    filters = drop_unset(policy=policy, task=task, state=state)
+    filters = drop_unset(policy=policy, task=task, group=group, state=state)
     rows = Api().get("/v1/episodes", limit=limit, order="desc", **filters)["data"]
     print_list("episodes", LIST_COLUMNS, rows, json)
 
@@ -60,6 +62,8 @@ def _render(row: Row) -> Iterator[Renderable]:
     yield f"{row['id']} of {row['policy']}, created {format_time(row['created_at'])}: {state}"
     outcome = "no outcome" if row["outcome"] is None else f"outcome {row['outcome']:g}"
     yield f"task {row['task'] or '–'}, {outcome}, {row['num_turns']} chats with {row['num_tokens']} tokens"
+    if row["group"] is not None:
+        yield f"one of {row['group']['size']} attempts of the group {row['group']['id']}"
     if row["state"] == "open":
         yield f"it ends at {format_time(row['deadline_at'])} at the latest"
     yield make_table("chats", TURN_COLUMNS, row["turns"])

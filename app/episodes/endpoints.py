@@ -57,13 +57,14 @@ async def list_episodes(
     db: DatabaseDep,
     policy: Annotated[str | None, Query(min_length=1, max_length=63)] = None,
     task: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
+    group: Annotated[str | None, Query(min_length=1, max_length=255, description="the id of a group")] = None,
     state: Literal["open", "ended"] | None = None,
     after: Id = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "asc",
 ) -> EpisodeList:
     """List episodes by creation time."""
-    wanted, newest_first = EpisodeFilter(policy, task, state), order == "desc"
+    wanted, newest_first = EpisodeFilter(policy, task, group, state), order == "desc"
     async with db.read() as session:
         views = await service.list_page(
             session, caller.project_id, wanted, after=after, limit=limit, newest_first=newest_first

@@ -263,7 +263,8 @@ HARMLESS = {
         "kind",
     ),
     *("number", "action", "actor", "state", "route", "origin", "judged", "vote", "excluded", "from_version"),
-    ("GET /v1/episodes", "task"),
+    *(("GET /v1/episodes", name) for name in ("task", "group")),
+    *(("POST /v1/episodes", "trace_id"), ("GET /v1/turns", "trace_id")),  # of the caller's own episodes and turns
     # Their handlers are those of the routes without an episode, where they are probed.
     (f"POST {EPISODE}/chat/completions", "model"),
     *((f"POST {EPISODE}/responses", name) for name in ("model", "previous_response_id")),
