@@ -17,6 +17,7 @@ from sqlalchemy.orm import aliased
 from app.chat import tasks
 from app.chat.conversations import (
     CONVERSATION_ID_KEY,
+    GENERATED_ID,
     ParentTurn,
     conversation_hash,
     find_end_user,
@@ -161,7 +162,7 @@ async def plan_completion(
     parent, retried_turns = await _load_history(db, caller, context, messages)
     end_user = await _find_end_user(db, caller, context)
     sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
-    conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id("conv")
+    conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id(GENERATED_ID)
     previous = (parent.version_id, parent.policy_id) if parent else (None, None)
     group_version_id = episode.group_version_id if episode else None
     identity = RequestIdentity(caller.key_id, conversation_id, end_user, *previous, group_version_id=group_version_id)

@@ -10,7 +10,15 @@ from app.chat.schemas import ChatRequest, CompletionView, parse_chat_request
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
 from app.core.http import json_body, services_of
 from app.episodes import service
-from app.episodes.schemas import EndRequest, EpisodeList, EpisodeRequest, EpisodeView, NewEpisodeView
+from app.episodes.graph import read_graph
+from app.episodes.schemas import (
+    EndRequest,
+    EpisodeGraphView,
+    EpisodeList,
+    EpisodeRequest,
+    EpisodeView,
+    NewEpisodeView,
+)
 from app.episodes.service import EpisodeFilter
 from app.feedback.feedback_writer import FeedbackWriter
 from app.projects.auth import Caller, ChatCaller, DatabaseDep, GeneratingCaller, sent_credential
@@ -74,11 +82,13 @@ async def list_episodes(
 
 @router.get("/{episode_id}")
 @takes_episode_keys
-async def get_episode(episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep) -> EpisodeView:
-    """Return one episode."""
+async def get_episode(episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep) -> EpisodeGraphView:
+    """Return one episode with the graph of its turns."""
     _require_own(caller, episode_id)
-    async with db.read() as session:
-        return await service.get(session, caller.project_id, episode_id)
+    async with db.read_snapshot() as session:
+        view = await service.get(session, caller.project_id, episode_id)
+        turns, has_more = await read_graph(session, caller.project_id, episode_id)
+    return EpisodeGraphView(**view.model_dump(), turns=turns, has_more_turns=has_more)
 
 
 @router.post("/{episode_id}/end")

@@ -8,6 +8,7 @@ from app.chat.schemas import MetadataKey, MetadataValue
 from app.chat.traces import is_trace_id, parse_traceparent
 from app.core.http import StrictModel
 from app.core.pagination import Page
+from app.episodes.graph import GraphTurn
 
 HOUR, WEEK = 3600.0, 7 * 86_400.0
 Task = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -102,6 +103,11 @@ class EpisodeView(BaseModel):
     created_at: float
     deadline_at: float
     ended_at: float | None
+
+
+class EpisodeGraphView(EpisodeView):
+    turns: list[GraphTurn] = Field(description="its first 1,000 turns, and what each of them continues")
+    has_more_turns: bool
 
 
 class NewEpisodeView(EpisodeView):
