@@ -60,6 +60,13 @@ def show_episode(id: Annotated[str, typer.Argument(help="ep-…")], json: Json =
     print_object({**episode, "turns": nodes}, json, _render)
 
 
+@episodes.command("delete")
+def delete_episode(id: Annotated[str, typer.Argument(help="ep-…")], json: Json = False) -> None:
+    """Erase the content of an episode and of all its chats. An open one ends as abandoned."""
+    deleted = Api().delete(f"/v1/episodes/{quote(id, safe='')}")
+    print_object(deleted, json, lambda row: f"deleted {row['id']} with all its chats")
+
+
 def _render(row: Row) -> Iterator[Renderable]:
     state = row["state"] if row["end_reason"] is None else f"ended ({row['end_reason']}) {format_time(row['ended_at'])}"
     yield f"{row['id']} of {row['policy']}, created {format_time(row['created_at'])}: {state}"

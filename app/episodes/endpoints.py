@@ -9,9 +9,10 @@ from app.chat import model_endpoints as models
 from app.chat.schemas import ChatRequest, CompletionView, parse_chat_request
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
 from app.core.http import json_body, services_of
-from app.episodes import service
+from app.episodes import content, service
 from app.episodes.graph import read_graph
 from app.episodes.schemas import (
+    DeletedEpisode,
     EndRequest,
     EpisodeGraphView,
     EpisodeList,
@@ -112,6 +113,13 @@ async def end_episode(
     await service.end(db, caller.project_id, episode_id, body, limits)
     async with db.read() as session:
         return await service.get(session, caller.project_id, episode_id)
+
+
+@router.delete("/{episode_id}")
+async def delete_episode(episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep) -> DeletedEpisode:
+    """Erase the content of an episode and of all its chats, and drop their samples. An open one ends as abandoned."""
+    await content.delete(db, caller.project_id, episode_id, caller.key_prefix)
+    return DeletedEpisode(id=episode_id)
 
 
 @router.post("/{episode_id}/chat/completions", response_model=CompletionView, responses=chats.RESPONSES)

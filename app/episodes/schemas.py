@@ -115,5 +115,11 @@ class NewEpisodeView(EpisodeView):
     base_url: str = Field(description="with the key, all that a client of OpenAI's API needs")
 
 
+class DeletedEpisode(BaseModel):
+    object: Literal["episode.deleted"] = "episode.deleted"
+    id: str
+    deleted: Literal[True] = True
+
+
 class EpisodeList(Page[EpisodeView]):
     pass

@@ -110,6 +110,7 @@ PROBES = [
     query("GET /v1/episodes", "policy", "policy"),
     query("GET /v1/episodes", "after", "episode"),
     path(f"GET {EPISODE}", "episode_id", "episode"),
+    path(f"DELETE {EPISODE}", "episode_id", "episode"),
     path(f"POST {EPISODE}/end", "episode_id", "episode", {}),
     path(f"POST {EPISODE}/chat/completions", "episode_id", "episode", {"messages": HELLO, **OF_OWN}),
     path(f"POST {EPISODE}/responses", "episode_id", "episode", {"input": "hi", **OF_OWN}),
