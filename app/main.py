@@ -77,13 +77,13 @@ STAINLESS_HEADERS = (
 )
 CORS_REQUEST_HEADERS = [
     *("authorization", "content-type", "idempotency-key", "x-conversation-id"),
-    *("x-attune-user", "x-attune-task", "x-attune-episode", "x-attune-agent"),
+    *("x-attune-user", "x-attune-task", "x-attune-episode", "x-attune-agent", "traceparent"),
     *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
     *("openai-organization", "openai-project", "user-agent"),
     *(f"x-stainless-{name}" for name in STAINLESS_HEADERS.split()),
 ]
 CORS_RESPONSE_HEADERS = [
-    *("x-request-id", "request-id", "x-completion-id", "x-conversation-id", "x-policy-version"),
+    *("x-request-id", "request-id", "x-completion-id", "x-conversation-id", "x-policy-version", "x-attune-sampling"),
     *("idempotent-replayed", "retry-after", "x-rows", "x-rows-left-out", "x-columns-left-out"),
     *(f"x-ratelimit-{name}-requests" for name in ("limit", "remaining", "reset")),
 ]

@@ -12,8 +12,9 @@ from sqlalchemy import select
 from app.core.database import Database
 from app.core.retention_config import RetentionConfig
 from app.core.settings import Settings
+from app.episodes import content as episode_content
 from app.models import Policy, PolicyState, Project
-from app.privacy import episode_content, retention, retention_files
+from app.privacy import retention, retention_files
 
 log = logging.getLogger("attune.retention")
 

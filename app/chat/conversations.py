@@ -24,7 +24,9 @@ from app.projects.auth import Caller
 
 MAX_REPLIES_SEARCHED = 8  # the newest replies of the history; the client may have edited some of them
 CONVERSATION_ID_KEY = "conversation_id"
+GENERATED_ID = "conv"  # how the ids of conversations begin that the client does not name
 EXACT = "exact"
+NOT_CONTINUED = "the messages do not continue the parent turn"
 Messages = Sequence[Mapping[str, Any]]
 MAX_CLOSING_TOKENS = 8  # a chat template closes a reply with a few tokens at most
 CHILD = aliased(Turn)
@@ -206,7 +208,7 @@ async def reuse_parent_tokens(
 def _find_obstacle(parent: ParentTurn, call: ChatCall, policy_id: str) -> str | None:
     """Return why the parent's tokens cannot begin this prompt, as far as the record alone tells; else None."""
     if parent.num_messages is None:
-        return "the messages do not continue the parent turn"
+        return NOT_CONTINUED
     if parent.policy_id != policy_id:
         return "the parent turn belongs to another policy"
     if parent.tools != list(call.tools):

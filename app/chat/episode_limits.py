@@ -5,16 +5,17 @@ tokens bite at the next chat only: an agent that has finished within them report
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, func, null, or_, select, update
 from sqlalchemy.engine import Connection
+from sqlalchemy.orm import aliased
 
-from app.chat.episode_tags import EpisodeTag
 from app.core.database import Database, now
 from app.core.errors import AttuneError, Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
-from app.models import EndReason, Episode, EpisodeState, Turn, TurnState
+from app.models import REPORTED_REASONS, EndReason, Episode, EpisodeSampling, EpisodeState, Turn, TurnState
 
 LIMITS = {
     EndReason.IDLE_TIMEOUT: "no chat of it ran for 'idle_seconds'",
@@ -43,21 +44,73 @@ IS_USED_UP = (
 REACHED = case(*[(condition, reason.value) for condition, reason in (*IS_EXPIRED, *IS_USED_UP)], else_=null())
 
 
-async def require_open(db: Database, project_id: str, tag: EpisodeTag) -> str:
-    """Return the id of the episode's policy if it admits another chat; end it first if it has reached a limit.
+@dataclass(frozen=True)
+class OpenEpisode:
+    """An episode that admits another chat, and how that chat is answered.
+
+    `group_version_id`: for its first chat the version that the other attempts of its group started on, if any has.
+    """
+
+    episode_id: str
+    policy_id: str
+    sampling: EpisodeSampling = EpisodeSampling.REQUEST
+    group_version_id: str | None = None
+
+
+ATTEMPT = aliased(Episode)
+GROUP_VERSION = (
+    select(ATTEMPT.start_version_id)
+    .where(
+        ATTEMPT.project_id == Episode.project_id,
+        ATTEMPT.group_id == Episode.group_id,
+        ATTEMPT.policy_id == Episode.policy_id,
+        ATTEMPT.start_version_id.is_not(None),
+    )
+    .order_by(ATTEMPT.created_at, ATTEMPT.id)
+    .limit(1)
+    .scalar_subquery()
+)
+STATE_COLUMNS = (
+    *(Episode.id, Episode.policy_id, Episode.sampling, Episode.state, Episode.end_reason),
+    REACHED.label("reached"),
+    case((Episode.start_version_id.is_(None), GROUP_VERSION)).label("group_version_id"),
+)
+
+
+async def require_open(db: Database, project_id: str, episode_id: str, param: str) -> OpenEpisode:
+    """Return the episode if it admits another chat; end it first if it has reached a limit.
 
     Raises NotFound for an episode that the project does not have, Conflict for one that has ended.
     """
-    columns = (Episode.policy_id, Episode.state, Episode.end_reason, REACHED.label("reached"))
-    query = select(*columns).where(Episode.id == tag.episode_id, Episode.project_id == project_id)
+    query = select(*STATE_COLUMNS).where(Episode.id == episode_id, Episode.project_id == project_id)
     row = await db.run_read(lambda connection: connection.execute(query).one_or_none())
     if row is None:
-        raise NotFound(f"There is no episode '{tag.episode_id}'.", param=tag.param)
+        raise NotFound(f"There is no episode '{episode_id}'.", param=param)
+    return await _admit(db, row)
+
+
+async def find_traced(db: Database, project_id: str, policy_id: str, trace_id: str) -> OpenEpisode | None:
+    """Return the newest open episode of the policy that was created for this trace, or None.
+
+    A trace may go on after its episode: once the end has been reported, its further chats are ordinary ones. Raises
+    Conflict for one that a limit has ended, since its agent still asks for more.
+    """
+    of_trace = (Episode.project_id == project_id, Episode.trace_id == trace_id, Episode.policy_id == policy_id)
+    open_first = case((Episode.state == EpisodeState.OPEN, 0), else_=1)
+    query = select(*STATE_COLUMNS).where(*of_trace).order_by(open_first, Episode.created_at.desc(), Episode.id.desc())
+    row = await db.run_read(lambda connection: connection.execute(query.limit(1)).one_or_none())
+    if row is None or row.end_reason in REPORTED_REASONS:
+        return None
+    return await _admit(db, row)
+
+
+async def _admit(db: Database, row: Any) -> OpenEpisode:
     if row.state == EpisodeState.OPEN and row.reached is not None:
-        await db.run_write(lambda connection: end_at_limit(connection, [tag.episode_id], EndReason(row.reached)))
+        await db.run_write(lambda connection: end_at_limit(connection, [row.id], EndReason(row.reached)))
     elif row.state == EpisodeState.OPEN:
-        return str(row.policy_id)
-    raise episode_ended(tag.episode_id, row.end_reason or row.reached)
+        sampling = EpisodeSampling(row.sampling or EpisodeSampling.REQUEST)
+        return OpenEpisode(row.id, row.policy_id, sampling, row.group_version_id)
+    raise episode_ended(row.id, row.end_reason or row.reached)
 
 
 def episode_ended(episode_id: str, reason: str) -> Conflict:

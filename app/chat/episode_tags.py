@@ -1,8 +1,12 @@
-"""Which episode a chat request belongs to: its API key, its path, a header or its metadata says so."""
+"""Which episode a chat request belongs to: its API key, its path, a header or its metadata says so.
+
+Failing these, its trace may lead to an episode that was created for this trace (`episode_limits.find_traced`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from app.chat.traces import Trace, find_trace
 from app.core.errors import BadRequest
 from app.projects.auth import Caller
 
@@ -16,19 +20,23 @@ MAX_AGENT_CHARS = 63
 
 @dataclass(frozen=True)
 class EpisodeTag:
-    """The episode that a request names, and the agent that sends it. `param` is where the request names it."""
+    """The episode that a request names, if any, the agent that sends it, and its trace.
 
-    episode_id: str
-    param: str
+    `param` is where the request names the episode.
+    """
+
+    episode_id: str | None = None
+    param: str = ""
     agent: str | None = None
+    trace: Trace | None = None
 
 
 def find_tag(
     caller: Caller, path: Mapping[str, str], headers: Mapping[str, str], metadata: Mapping[str, str]
-) -> EpisodeTag | None:
-    """Return the episode of a request, or None. It may be named in several ways, as long as they agree.
+) -> EpisodeTag:
+    """Return what a request says about its episode. It may name it in several ways, as long as they agree.
 
-    Raises BadRequest for a request that names two episodes, or an agent without an episode.
+    Raises BadRequest for a request that names two episodes, and for an agent's name that cannot be stored.
     """
     ways = {
         "its API key": ("authorization", caller.episode_id),
@@ -37,18 +45,22 @@ def find_tag(
         f"metadata.{METADATA_KEY}": (f"metadata.{METADATA_KEY}", metadata.get(METADATA_KEY)),
     }
     named = [(way, param, id) for way, (param, id) in ways.items() if id is not None]
-    agent = headers.get(AGENT_HEADER) or None
+    agent, trace = headers.get(AGENT_HEADER) or None, find_trace(headers)
+    if agent is not None and (len(agent) > MAX_AGENT_CHARS or not agent.isprintable()):
+        message = f"An agent's name has at most {MAX_AGENT_CHARS} printable characters."
+        raise BadRequest(message, param=AGENT_HEADER, code="invalid_value")
     if not named:
-        if agent is not None:
-            message = f"The header {AGENT_HEADER} names an agent of an episode, and this request names no episode."
-            raise BadRequest(message, param=AGENT_HEADER, code="invalid_value")
-        return None
+        return EpisodeTag(None, "", agent, trace)
     first_way, first_param, id = named[0]
     for way, param, other in named[1:]:
         if other != id:
             message = f"This request names two episodes: '{id}' by {first_way} and '{other}' by {way}. Name one."
             raise BadRequest(message, param=param, code="episode_conflict")
-    if agent is not None and (len(agent) > MAX_AGENT_CHARS or not agent.isprintable()):
-        message = f"An agent's name has at most {MAX_AGENT_CHARS} printable characters."
+    return EpisodeTag(id, first_param, agent, trace)
+
+
+def require_no_agent(tag: EpisodeTag) -> None:
+    """Raise BadRequest for a request outside of an episode that names an agent."""
+    if tag.agent is not None:
+        message = f"The header {AGENT_HEADER} names an agent of an episode, and this request names no episode."
         raise BadRequest(message, param=AGENT_HEADER, code="invalid_value")
-    return EpisodeTag(id, first_param, agent)

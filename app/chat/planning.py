@@ -17,16 +17,18 @@ from sqlalchemy.orm import aliased
 from app.chat import tasks
 from app.chat.conversations import (
     CONVERSATION_ID_KEY,
+    GENERATED_ID,
     ParentTurn,
     conversation_hash,
     find_end_user,
     find_parent,
     reuse_parent_tokens,
 )
-from app.chat.episode_limits import require_open
-from app.chat.episode_tags import EpisodeTag
+from app.chat.episode_limits import OpenEpisode, find_traced, require_open
+from app.chat.episode_tags import EpisodeTag, require_no_agent
 from app.chat.histories import History
 from app.chat.identity_headers import add_identity
+from app.chat.sampling_override import NO_OVERRIDE, Override, override_sampling
 from app.chat.schemas import SEED_LIMIT, ChatRequest
 from app.chat.trace_ids import add_trace_id
 from app.chat.turn_writer import EngineWeights, TurnStart
@@ -39,7 +41,7 @@ from app.deployments.version_router import EngineAddresses, RequestIdentity, Ver
 from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool
 from app.inference.output_length import limit_to_room
 from app.inference.request import ChatCall, Sampling
-from app.models import Origin, Sample, Turn, new_id, to_completion_id
+from app.models import EpisodeSampling, Origin, Sample, Turn, new_id, to_completion_id
 from app.projects.auth import Caller
 from app.projects.service import NO_CONSENT, withholds_consent
 
@@ -59,7 +61,7 @@ class RequestContext:
     conversation_id: str | None
     num_retries: int
     task: str | None
-    episode: EpisodeTag | None = None
+    episode: OpenEpisode | None = None
 
     @classmethod
     def from_request(
@@ -67,7 +69,7 @@ class RequestContext:
         request: ChatRequest,
         headers: Mapping[str, str],
         continued_id: str | None = None,
-        episode: EpisodeTag | None = None,
+        episode: OpenEpisode | None = None,
     ) -> "RequestContext":
         """Raises BadRequest for a conversation id that cannot be stored. `continued_id`: if the client names none."""
         conversation_id = request.metadata.get(CONVERSATION_ID_KEY) or headers.get("x-conversation-id") or continued_id
@@ -102,6 +104,7 @@ class Plan:
     turn_start: TurnStart
     length_range: tuple[int, int] | None = None
     history: History | None = None
+    override: Override = NO_OVERRIDE
 
     @property
     def id(self) -> str:
@@ -114,7 +117,7 @@ class Plan:
 
     @property
     def headers(self) -> dict[str, str]:
-        headers = {"x-completion-id": self.id, "x-policy-version": self.label}
+        headers = {"x-completion-id": self.id, "x-policy-version": self.label, **self.override.headers}
         id = self.conversation_id
         if id is not None and id.isascii() and id.isprintable():
             headers["x-conversation-id"] = id
@@ -128,7 +131,7 @@ async def plan_completion(
     headers: Mapping[str, str],
     request_id: str,
     details: WireDetails,
-    episode: EpisodeTag | None,
+    tag: EpisodeTag,
 ) -> Plan:
     """Decide which version answers, on which engine, and prepare the engine calls and the turn rows.
 
@@ -138,22 +141,32 @@ async def plan_completion(
     """
     router, settings, db = services.get(VersionRouter), services.get(Settings), services.get(Database)
     request = add_identity(request, headers)
-    policy_id = None if episode is None else await require_open(db, caller.project_id, episode)
+    episode = None
+    if tag.episode_id is not None:
+        episode = await require_open(db, caller.project_id, tag.episode_id, tag.param)
     target = await router.resolve(caller.project_id, request.model)
-    if episode is not None and policy_id != target.model.policy_id:
+    if episode is None and tag.trace is not None:
+        episode = await find_traced(db, caller.project_id, target.model.policy_id, tag.trace.trace_id)
+    if episode is None:
+        require_no_agent(tag)
+    elif episode.policy_id != target.model.policy_id:
         message = (
             f"The episode '{episode.episode_id}' is of another policy than '{request.model}'; name its own policy."
         )
         raise BadRequest(message, param="model", code="episode_policy")
     sampling = to_sampling(request, settings, details)  # first: what follows takes longer for a longer prompt
     context = RequestContext.from_request(request, headers, details.conversation_id, episode)
+    override = NO_OVERRIDE
+    if episode is not None and episode.sampling == EpisodeSampling.POLICY and context.task is None:
+        sampling, override = override_sampling(sampling)
     messages = [message.to_template_message() for message in request.messages]
     parent, retried_turns = await _load_history(db, caller, context, messages)
     end_user = await _find_end_user(db, caller, context)
     sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
-    conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id("conv")
+    conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id(GENERATED_ID)
     previous = (parent.version_id, parent.policy_id) if parent else (None, None)
-    identity = RequestIdentity(caller.key_id, conversation_id, end_user, *previous)
+    group_version_id = episode.group_version_id if episode else None
+    identity = RequestIdentity(caller.key_id, conversation_id, end_user, *previous, group_version_id=group_version_id)
     route = await router.select_policy_and_version(caller.project_id, target, identity)
     model = route.model
     swaps_weights = settings.trainer.adaptation == "full"
@@ -183,7 +196,7 @@ async def plan_completion(
     exclusion_reason = _exclusion_reason(caller, context, sampling, sampled_turn_id)
     calls = (call, *(_additional_choice(call, index) for index in range(1, request.n)))
     joined_id = conversation_id if context.task is None else None
-    request_params = {**request.recorded_params(), **details.recorded_params}
+    request_params = {**request.recorded_params(), **details.recorded_params, **override.recorded_params}
     if context.task is not None:
         request_params[tasks.TASK_KEY] = context.task
     history = parent.history if parent is not None and settings.database.share_histories else None
@@ -210,7 +223,9 @@ async def plan_completion(
             "parent_id": parent.id if parent else None,
             "episode_id": episode.episode_id if episode else None,
             "episode_step": None,  # the writer numbers it
-            "agent": episode.agent if episode else None,
+            "agent": tag.agent,
+            "trace_id": tag.trace.trace_id if tag.trace else None,
+            "span_id": tag.trace.span_id if tag.trace else None,
             "prefix_reuse": reuse_outcome,
             "end_user": end_user,
             "request_sha256": context.sha256,
@@ -236,6 +251,7 @@ async def plan_completion(
         turn_start=TurnStart(turns, metadata, replaced_turn_ids, weights),
         length_range=settings.observability.length_range if context.task is None else None,
         history=history,
+        override=override,
     )
 
 

@@ -28,7 +28,7 @@ from app.core.request_log import add_log_fields
 from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
 from app.inference.client import Completion
-from app.inference.request import ChatCall
+from app.inference.request import ChatCall, Sampling
 from app.inference.transport import EngineRefused, EngineTimeout, EngineUnavailable
 from app.models import ENGINE_REFUSED, TurnState
 from app.projects.auth import Caller
@@ -52,6 +52,7 @@ class Reply(Generic[T]):
 
     content: T
     headers: dict[str, str]
+    sampling: Sampling  # what it is sampled with
 
 
 async def complete(
@@ -102,7 +103,7 @@ async def _complete(
         error.headers |= plan.headers
         raise error
     completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
-    return Reply(_completion_body(plan, completions), plan.headers)
+    return Reply(_completion_body(plan, completions), plan.headers, plan.calls[0].sampling)
 
 
 async def _wait_for_outcomes(
@@ -156,7 +157,7 @@ async def _stream(request: Request, caller: Caller, chat_request: ChatRequest, d
             fanout.start()
     chunks = _chunks(writer, plan, fanout)
     await anext(chunks)  # enters the generator, so that closing it runs its clean-up
-    return Reply(chunks, plan.headers)
+    return Reply(chunks, plan.headers, plan.calls[0].sampling)
 
 
 async def _start(
@@ -168,9 +169,9 @@ async def _start(
     """
     services = services_of(request)
     writer = services.get(TurnWriter)
-    episode = find_tag(caller, request.path_params, request.headers, chat_request.metadata)
+    tag = find_tag(caller, request.path_params, request.headers, chat_request.metadata)
     request_id = request.state.request_id
-    plan = await plan_completion(services, caller, chat_request, request.headers, request_id, details, episode)
+    plan = await plan_completion(services, caller, chat_request, request.headers, request_id, details, tag)
     add_log_fields(turn=plan.id, policy=plan.label.partition("@")[0], version=plan.label)
     fanout = fanout_type(plan.engine.client, plan.calls)
     is_recorded = plan.turn_start.required_weights is not None

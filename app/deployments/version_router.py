@@ -4,9 +4,10 @@ A request that names a policy only may be answered by another policy that takes 
 pinned (`app.deployments.traffic`). Of the policy that answers, it is the first of these versions that applies:
 
 1. a pin of its conversation, its end user or its API key;
-2. where conversations are sticky, the version of the conversation's previous turn;
-3. the canary, if the end user or the conversation falls in its share;
-4. the version that the deployment serves.
+2. for the first chat of an episode in a group, the version that the group's other attempts started on;
+3. where conversations are sticky, the version of the conversation's previous turn;
+4. the canary, if the end user or the conversation falls in its share;
+5. the version that the deployment serves.
 
 What a name means and which engines have the version is read with one statement each, for every chat request that
 misses the router's cache.
@@ -116,7 +117,8 @@ def version_not_loaded(model: ResolvedModel, *, is_unloadable: bool) -> VersionN
 class RequestIdentity:
     """What pins and canary shares look at: the caller, the conversation and the end user.
 
-    `previous_version_id` and `previous_policy_id` are those of the conversation's previous turn.
+    `previous_version_id` and `previous_policy_id` are those of the conversation's previous turn; `group_version_id` is
+    the version on which the other attempts at the same task started.
     """
 
     key_id: str
@@ -124,6 +126,7 @@ class RequestIdentity:
     end_user: str | None = None
     previous_version_id: str | None = None
     previous_policy_id: str | None = None
+    group_version_id: str | None = None
 
     @property
     def split_key(self) -> str:
@@ -188,6 +191,10 @@ class VersionRouter:
             if (other := await self._version_route(pinned)) is None:
                 raise Unavailable("The version that this request is pinned to is not loaded yet.", retry_after=1)
             return replace(other, route_reason=RouteReason.PINNED)
+        if identity.group_version_id is not None and route.route_reason == RouteReason.STABLE:
+            other = await self._version_route(identity.group_version_id)
+            if other is not None and other.model.can_continue and other.model.policy_id == route.model.policy_id:
+                return replace(other, route_reason=RouteReason.STICKY)
         continues = identity.previous_policy_id == route.model.policy_id
         if rules.sticky and continues and identity.previous_version_id is not None:
             if identity.previous_version_id == route.model.version_id:

@@ -9,8 +9,17 @@ from app.chat import model_endpoints as models
 from app.chat.schemas import ChatRequest, CompletionView, parse_chat_request
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
 from app.core.http import json_body, services_of
-from app.episodes import service
-from app.episodes.schemas import EndRequest, EpisodeList, EpisodeRequest, EpisodeView, NewEpisodeView
+from app.episodes import content, service
+from app.episodes.graph import read_graph
+from app.episodes.schemas import (
+    DeletedEpisode,
+    EndRequest,
+    EpisodeGraphView,
+    EpisodeList,
+    EpisodeRequest,
+    EpisodeView,
+    NewEpisodeView,
+)
 from app.episodes.service import EpisodeFilter
 from app.feedback.feedback_writer import FeedbackWriter
 from app.projects.auth import Caller, ChatCaller, DatabaseDep, GeneratingCaller, sent_credential
@@ -57,13 +66,14 @@ async def list_episodes(
     db: DatabaseDep,
     policy: Annotated[str | None, Query(min_length=1, max_length=63)] = None,
     task: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
+    group: Annotated[str | None, Query(min_length=1, max_length=255, description="the id of a group")] = None,
     state: Literal["open", "ended"] | None = None,
     after: Id = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "asc",
 ) -> EpisodeList:
     """List episodes by creation time."""
-    wanted, newest_first = EpisodeFilter(policy, task, state), order == "desc"
+    wanted, newest_first = EpisodeFilter(policy, task, group, state), order == "desc"
     async with db.read() as session:
         views = await service.list_page(
             session, caller.project_id, wanted, after=after, limit=limit, newest_first=newest_first
@@ -73,11 +83,13 @@ async def list_episodes(
 
 @router.get("/{episode_id}")
 @takes_episode_keys
-async def get_episode(episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep) -> EpisodeView:
-    """Return one episode."""
+async def get_episode(episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep) -> EpisodeGraphView:
+    """Return one episode with the graph of its turns."""
     _require_own(caller, episode_id)
-    async with db.read() as session:
-        return await service.get(session, caller.project_id, episode_id)
+    async with db.read_snapshot() as session:
+        view = await service.get(session, caller.project_id, episode_id)
+        turns, has_more = await read_graph(session, caller.project_id, episode_id)
+    return EpisodeGraphView(**view.model_dump(), turns=turns, has_more_turns=has_more)
 
 
 @router.post("/{episode_id}/end")
@@ -101,6 +113,13 @@ async def end_episode(
     await service.end(db, caller.project_id, episode_id, body, limits)
     async with db.read() as session:
         return await service.get(session, caller.project_id, episode_id)
+
+
+@router.delete("/{episode_id}")
+async def delete_episode(episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep) -> DeletedEpisode:
+    """Erase the content of an episode and of all its chats, and drop their samples. An open one ends as abandoned."""
+    await content.delete(db, caller.project_id, episode_id, caller.key_prefix)
+    return DeletedEpisode(id=episode_id)
 
 
 @router.post("/{episode_id}/chat/completions", response_model=CompletionView, responses=chats.RESPONSES)

@@ -2,15 +2,30 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, StrictInt, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StrictInt, StringConstraints, model_validator
 
 from app.chat.schemas import MetadataKey, MetadataValue
+from app.chat.traces import is_trace_id, parse_traceparent
 from app.core.http import StrictModel
 from app.core.pagination import Page
+from app.episodes.graph import GraphTurn
 
 HOUR, WEEK = 3600.0, 7 * 86_400.0
 Task = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 PolicyName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+
+
+def to_trace_id(value: str) -> str:
+    """Return the trace id that this is, or that this `traceparent` names. Raises ValueError."""
+    trace = parse_traceparent(value)
+    if trace is None and not is_trace_id(value):
+        raise ValueError(
+            "a trace id has 32 hexadecimal digits in lower case, not all zero; or send a complete traceparent"
+        )
+    return value if trace is None else trace.trace_id
+
+
+TraceId = Annotated[str, AfterValidator(to_trace_id)]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000_000)]
 
 
@@ -23,11 +38,31 @@ class EpisodeLimits(StrictModel):
     max_tokens: Count | None = Field(None, description="most output tokens of all its chats; null: no limit")
 
 
+class EpisodeGroup(StrictModel):
+    """Attempts at the same task, whose outcomes are compared with each other."""
+
+    id: Task = Field(description="a name that all attempts have in common")
+    size: int = Field(ge=2, le=1024, strict=True, description="how many attempts are planned")
+
+
 class EpisodeRequest(StrictModel):
     policy: PolicyName = Field(description="the policy that all its chats name as `model`")
     task: Task | None = Field(None, description="a name of the task, to find its episodes by")
+    trace_id: TraceId | None = Field(
+        None,
+        description="a trace of W3C's Trace Context, as its id or as a `traceparent`: chats of the policy that send a "
+        "`traceparent` of this trace belong to the episode, unless they name another one",
+    )
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
+    group: EpisodeGroup | None = Field(
+        None, description="the attempts that it belongs to: all of one policy and one task, started on one version"
+    )
     limits: EpisodeLimits = EpisodeLimits()
+    sampling: Literal["request", "policy"] = Field(
+        "request",
+        description="`policy`: replies are sampled at temperature 1 from all tokens, without penalties, whatever a "
+        "request asks, so that they can be trained on; the header `x-attune-sampling` says what was replaced",
+    )
 
 
 class EndRequest(StrictModel):
@@ -52,6 +87,8 @@ class EpisodeView(BaseModel):
     id: str
     policy: str
     task: str | None
+    group: EpisodeGroup | None
+    trace_id: str | None
     metadata: dict[str, str]
     state: Literal["open", "ended"]
     end_reason: str | None = Field(
@@ -62,14 +99,26 @@ class EpisodeView(BaseModel):
     num_turns: int = Field(description="its chat requests")
     num_tokens: int = Field(description="output tokens of all of them")
     limits: EpisodeLimits
+    sampling: Literal["request", "policy"]
     created_at: float
     deadline_at: float
     ended_at: float | None
 
 
+class EpisodeGraphView(EpisodeView):
+    turns: list[GraphTurn] = Field(description="its first 1,000 turns, and what each of them continues")
+    has_more_turns: bool
+
+
 class NewEpisodeView(EpisodeView):
     api_key: str = Field(description="for the chats, the feedback and the end of this episode alone")
     base_url: str = Field(description="with the key, all that a client of OpenAI's API needs")
+
+
+class DeletedEpisode(BaseModel):
+    object: Literal["episode.deleted"] = "episode.deleted"
+    id: str
+    deleted: Literal[True] = True
 
 
 class EpisodeList(Page[EpisodeView]):

@@ -14,11 +14,11 @@ from app.core.database import Database, dialect_insert, now
 from app.core.errors import AttuneError, Conflict, Forbidden, NotFound, Unprocessable, require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
-from app.episodes.schemas import EndRequest, EpisodeLimits, EpisodeRequest, EpisodeView
+from app.episodes.schemas import EndRequest, EpisodeGroup, EpisodeLimits, EpisodeRequest, EpisodeView
 from app.feedback.feedback_limits import FeedbackLimits
 from app.feedback.feedback_writer import build_submission, submit_many
 from app.feedback.kinds import parse_feedback
-from app.models import ANSWERING, EndReason, Episode, EpisodeState, Policy, SourceKind, Version, new_id
+from app.models import ANSWERING, EndReason, Episode, EpisodeSampling, EpisodeState, Policy, SourceKind, Version, new_id
 from app.policies import repository as policies
 from app.policies.references import format_reference
 from app.projects.auth import Caller
@@ -26,6 +26,7 @@ from app.projects.episode_keys import derive_key
 from app.projects.scopes import PROGRAMS_SCOPE, has_scope
 from app.projects.service import digest_key
 
+FIRST_FIELDS = ("policy", "task", "metadata", "limits")  # of EpisodeRequest, in the release that introduced it
 OUTCOME_NAME = "outcome"
 OUTCOME_SOURCE = {"kind": SourceKind.CODE.value, "id": "episode"}
 
@@ -36,6 +37,7 @@ class EpisodeFilter:
 
     policy: str | None = None
     task: str | None = None
+    group: str | None = None
     state: str | None = None
 
 
@@ -44,15 +46,18 @@ async def create(
 ) -> tuple[EpisodeView, str, bool]:
     """Create an episode. Returns its view, its key, and whether an earlier request of the same key created it.
 
-    Raises NotFound for an unknown policy, Unprocessable for an Idempotency-Key that was used with another body.
+    Raises NotFound for an unknown policy, Unprocessable for an Idempotency-Key that was used with another body, and
+    Conflict for a group of another policy, task or size.
     """
     policy = await policies.find_policy(session, caller.project_id, request.policy)
     policy = require_row(policy, f"There is no policy '{request.policy}'.", param="policy")
     if policy.state not in ANSWERING:
         message = f"Policy '{policy.name}' is archived and answers no chats."
         raise NotFound(message, code="policy_archived", param="policy")
-    id, fingerprint = new_id("ep"), _digest(request.model_dump(mode="json"))
-    limits = request.limits
+    id, fingerprint = new_id("ep"), fingerprint_of(request)
+    limits, group = request.limits, request.group
+    if group is not None:
+        await _require_same_group(session, caller.project_id, policy.id, request.task, group)
     insert = dialect_insert(session, Episode).values(
         id=id,
         project_id=caller.project_id,
@@ -60,7 +65,11 @@ async def create(
         key_id=caller.key_id,
         key_sha256=digest_key(derive_key(caller_key, id)),
         task=request.task,
+        group_id=group.id if group is not None else None,
+        group_size=group.size if group is not None else None,
+        trace_id=request.trace_id,
         request_metadata=request.metadata,
+        sampling=request.sampling,
         state=EpisodeState.OPEN,
         idle_seconds=limits.idle_seconds,
         deadline_at=now() + limits.deadline_seconds,
@@ -81,6 +90,32 @@ async def create(
     else:
         is_replay = False
     return await get(session, caller.project_id, id), derive_key(caller_key, id), is_replay
+
+
+async def _require_same_group(
+    session: AsyncSession, project_id: str, policy_id: str, task: str | None, group: EpisodeGroup
+) -> None:
+    """Raise Conflict unless the other attempts of the group have the same policy, task and size."""
+    columns = (Episode.policy_id, Episode.task, Episode.group_size)
+    of_group = select(*columns).where(Episode.project_id == project_id, Episode.group_id == group.id)
+    other = (await session.execute(of_group.order_by(Episode.created_at, Episode.id).limit(1))).one_or_none()
+    wanted = (policy_id, task, group.size)
+    if other is None or tuple(other) == wanted:
+        return
+    names = ("policy", "task", "size")
+    differs = [name for name, one, two in zip(names, other, wanted, strict=True) if one != two]
+    message = (
+        f"The group '{group.id}' has attempts of another {' and another '.join(differs)}. A group is of attempts at "
+        "the same task; name another group."
+    )
+    raise Conflict(message, code="episode_group", param="group")
+
+
+def fingerprint_of(request: EpisodeRequest) -> str:
+    """Return the digest of a request to create an episode. Fields that later releases added count where they are set:
+    a request that an earlier release recorded has the same digest when it is repeated."""
+    body, defaults = request.model_dump(mode="json"), EpisodeRequest(policy=request.policy).model_dump(mode="json")
+    return _digest({name: value for name, value in body.items() if name in FIRST_FIELDS or value != defaults[name]})
 
 
 def require_outcome_scope(caller: Caller) -> None:
@@ -173,6 +208,8 @@ async def list_page(
         query = query.where(Episode.policy_id == policy.id)
     if wanted.task is not None:
         query = query.where(Episode.task == wanted.task)
+    if wanted.group is not None:
+        query = query.where(Episode.group_id == wanted.group)
     if wanted.state is not None:
         query = query.where(Episode.state == wanted.state)
     last: Any = None
@@ -198,13 +235,25 @@ def _view(row: Any) -> EpisodeView:
     return EpisodeView(
         **{
             name: getattr(episode, name)
-            for name in ("id", "task", "state", "end_reason", "outcome", "created_at", "deadline_at", "ended_at")
+            for name in (
+                "id",
+                "task",
+                "trace_id",
+                "state",
+                "end_reason",
+                "outcome",
+                "created_at",
+                "deadline_at",
+                "ended_at",
+            )
         },
         policy=policy,
+        group=None if episode.group_id is None else EpisodeGroup(id=episode.group_id, size=episode.group_size),
         metadata=episode.request_metadata,
         start_version=None if number is None else format_reference(policy, number),
         num_turns=num_turns,
         num_tokens=num_tokens,
+        sampling=episode.sampling or EpisodeSampling.REQUEST,
         limits=EpisodeLimits(
             idle_seconds=episode.idle_seconds,
             deadline_seconds=round(episode.deadline_at - episode.created_at, 3),

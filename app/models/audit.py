@@ -31,6 +31,7 @@ class AuditAction(StrEnum):
     DELIVERY_UPDATED = "delivery.updated"
     DEPLOYMENT_DEPLOYED = "deployment.deployed"
     DEPLOYMENT_ROLLED_BACK = "deployment.rolled_back"
+    EPISODE_DELETED = "episode.deleted"  # with the content of all its chats
     FEEDBACK_DENSE = "feedback.dense"  # most replies of the policy are rated by people, or enough of them
     FEEDBACK_SKIPPED = "feedback.skipped"  # curate could not process it
     FEEDBACK_SPARSE = "feedback.sparse"  # few are, and a reward model scores the others

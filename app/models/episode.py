@@ -14,6 +14,13 @@ class EpisodeState(StrEnum):
     ENDED = "ended"  # it has no further turns; feedback on it is learned from
 
 
+class EpisodeSampling(StrEnum):
+    """How the replies of an episode are sampled."""
+
+    REQUEST = "request"  # as each request asks
+    POLICY = "policy"  # from the policy's own distribution, whatever a request asks: they can be trained on
+
+
 class EndReason(StrEnum):
     """Why an episode has ended."""
 
@@ -40,6 +47,10 @@ class Episode(Entity, Base):
     key_sha256: Mapped[str] = mapped_column(String(64), unique=True, doc="of the episode's own key")
     task: Mapped[str | None] = mapped_column(String(255), doc="the caller's name of the task")
     request_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="the caller's metadata")
+    group_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's name of attempts at the same task")
+    group_size: Mapped[int | None] = mapped_column(doc="how many episodes the group is planned to have")
+    trace_id: Mapped[str | None] = mapped_column(String(32), doc="of W3C's Trace Context: its chats are found by it")
+    sampling: Mapped[str | None] = mapped_column(String(16), doc="an EpisodeSampling; null: as each request asks")
     state: Mapped[str] = mapped_column(String(16), default=EpisodeState.OPEN)
     end_reason: Mapped[str | None] = mapped_column(String(16))
     ended_at: Mapped[float | None]
@@ -65,4 +76,6 @@ class Episode(Entity, Base):
             unique=True,
         ),
         partial_index("ix_episodes_open", "deadline_at", where="state = 'open'"),
+        partial_index("ix_episodes_trace_id", "project_id", "trace_id", where="trace_id IS NOT NULL"),
+        partial_index("ix_episodes_group_id", "project_id", "group_id", where="group_id IS NOT NULL"),
     )

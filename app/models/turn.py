@@ -43,7 +43,7 @@ class RouteReason(StrEnum):
     STABLE = "stable"  # the deployed version
     CANARY = "canary"  # the request was in the canary's share
     PINNED = "pinned"
-    STICKY = "sticky"  # its conversation began on it
+    STICKY = "sticky"  # its conversation began on it, or the other attempts of its episode's group did
     REQUESTED = "requested"  # the request named it: policy@v12, policy@previous, …
 
 
@@ -66,6 +66,8 @@ class Turn(Entity, Base):
         doc="1 for the first completion of its episode; its choices share it"
     )
     agent: Mapped[str | None] = mapped_column(String(63), doc="the agent's role in the episode, as its client names it")
+    trace_id: Mapped[str | None] = mapped_column(String(32), doc="of the request's `traceparent`")
+    span_id: Mapped[str | None] = mapped_column(String(16), doc="of the request's `traceparent`: its caller's span")
     shadow_of_id: Mapped[str | None] = mapped_column(
         String(48), doc="of a shadow: the chat turn whose prompt it answers"
     )
@@ -142,6 +144,7 @@ class Turn(Entity, Base):
         partial_index("ix_turns_with_content", "project_id", "created_at", "id", where="deleted_at IS NULL"),
         partial_index("ix_turns_shadow_of_id", "shadow_of_id", where="shadow_of_id IS NOT NULL"),
         partial_index("ix_turns_of_episode", "episode_id", "episode_step", where="episode_id IS NOT NULL"),
+        partial_index("ix_turns_trace_id", "project_id", "trace_id", "created_at", where="trace_id IS NOT NULL"),
         partial_index("ix_turns_history_id", "history_id", where="history_id IS NOT NULL"),
         Index(
             "ix_turns_project_id_finished_at",

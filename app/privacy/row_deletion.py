@@ -9,6 +9,7 @@ from sqlalchemy.sql.dml import Delete, Update
 
 from app.chat import repository as chats
 from app.deployments.pins import subject_hash
+from app.episodes import content as episode_content
 from app.feedback.keyed_feedback import delete_keys
 from app.feedback.schemas import WITHDRAWAL
 from app.models import (
@@ -29,7 +30,6 @@ from app.models import (
     new_id,
 )
 from app.models.audit import RATER_ACTIONS
-from app.privacy import episode_content
 from app.privacy.subjects import SubjectNames
 from app.raters import names as rater_names
 from app.training.vote_totals import reopen_votes

@@ -14,6 +14,7 @@ from app.chat.typed_events import typed_event_stream
 from app.chat.wire_details import WireDetails
 from app.core.errors import ERROR_RESPONSES, AttuneError
 from app.core.http import EVENT_STREAM, json_body, json_response
+from app.inference.request import Sampling
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
 from app.projects.episode_keys import takes_episode_keys
 from app.responses import stored
@@ -75,11 +76,17 @@ async def create_response(
         details = WireDetails(conversation_id, stored.recorded_params(body))
         if not body.stream:
             completed = await service.complete(request, caller, chat_request, details)
+            body = with_sampling(body, completed.sampling)
             return json_response(render_response(body, completed.content), headers=completed.headers)
         reply = await service.stream(request, caller, chat_request, details)
     completion_id, version = reply.headers["x-completion-id"], reply.headers["x-policy-version"]
-    events = ResponseEvents(body, completion_id, version, int(time.time()))
+    events = ResponseEvents(with_sampling(body, reply.sampling), completion_id, version, int(time.time()))
     return await typed_event_stream(reply, events, reply.headers)
+
+
+def with_sampling(request: ResponsesRequest, sampling: Sampling) -> ResponsesRequest:
+    """Return the request with what the reply was sampled with, which a response names: an episode may override it."""
+    return request.model_copy(update={"temperature": sampling.temperature, "top_p": sampling.top_p})
 
 
 @router.get("/responses/{response_id}", responses=STORED_RESPONSE)

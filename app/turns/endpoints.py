@@ -31,6 +31,9 @@ def parse_turn_filter(
     user: Annotated[str | None, Query(min_length=1, max_length=512, description="an end user, exactly")] = None,
     conversation_id: Annotated[str | None, Query(min_length=1, max_length=255)] = None,
     episode_id: Annotated[str | None, Query(min_length=1, max_length=48)] = None,
+    trace_id: Annotated[
+        str | None, Query(min_length=32, max_length=32, description="of the request's traceparent")
+    ] = None,
     judged: Annotated[bool | None, Query(description="whether a person has voted on it")] = None,
     vote: Annotated[Literal["up", "down"] | None, Query(description="somebody has voted so")] = None,
     excluded: Annotated[bool | None, Query(description="whether it must not be trained on")] = None,

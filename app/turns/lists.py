@@ -37,6 +37,7 @@ class TurnFilter(BaseModel):
     user: str | None = None
     conversation_id: str | None = None
     episode_id: str | None = None
+    trace_id: str | None = None
     judged: bool | None = None
     vote: Literal["up", "down"] | None = None
     excluded: bool | None = None
@@ -122,6 +123,8 @@ async def _list(
         selective.append(Turn.conversation_id == wanted.conversation_id)
     if wanted.episode_id is not None:
         selective.append(Turn.episode_id == wanted.episode_id)
+    if wanted.trace_id is not None:
+        selective.append(Turn.trace_id == wanted.trace_id)
     if wanted.user is not None:
         selective.append(Turn.end_user == wanted.user)
     if version_id is not None:

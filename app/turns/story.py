@@ -136,6 +136,8 @@ class TurnStory(RowView):
     episode_id: str | None
     episode_step: int | None
     agent: str | None
+    trace_id: str | None
+    span_id: str | None
     parent_id: str | None
     shadow_of_id: str | None
     prefix_reuse: str | None

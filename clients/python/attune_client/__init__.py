@@ -8,6 +8,7 @@
 """
 
 from attune_client.client import AsyncAttune, Attune
+from attune_client.episodes import AsyncEpisode, Episode
 from attune_client.errors import (
     APIError,
     AttuneError,
@@ -36,12 +37,14 @@ from attune_client.webhooks import verify as verify_webhook
 __all__ = [
     "APIError",
     "AsyncAttune",
+    "AsyncEpisode",
     "Attune",
     "AttuneError",
     "BadRequest",
     "BatchResult",
     "Conflict",
     "ConnectionFailed",
+    "Episode",
     "FeedbackBody",
     "FeedbackKinds",
     "FeedbackQueue",

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Self, Unpack
 
 import httpx
 
 from attune_client.chat import AsyncChat, Chat
+from attune_client.episodes import AsyncEpisode, Episode, EpisodeFields
 from attune_client.feedback import AsyncFeedback, Feedback
 from attune_client.policies import AsyncPolicies, Policies
 from attune_client.queue import MAX_QUEUED_ITEMS, FeedbackQueue
@@ -44,6 +45,18 @@ class Attune:
         self.chat = Chat(transport)
         self.feedback = Feedback(transport)
         self.policies = Policies(transport.json)
+        self._transport = transport
+
+    def episode(
+        self,
+        policy: str,
+        *,
+        failure_outcome: float | None = None,
+        queue: FeedbackQueue | None = None,
+        **fields: Unpack[EpisodeFields],
+    ) -> Episode:
+        """Return an episode of this policy, which `with` creates and ends; Episode explains the arguments."""
+        return Episode(self._transport, policy, failure_outcome, queue, **fields)
 
     def queue(self, path: str | Path, *, max_items: int = MAX_QUEUED_ITEMS, background: bool = True) -> FeedbackQueue:
         """Return an offline queue in this file; FeedbackQueue explains the arguments.
@@ -87,6 +100,18 @@ class AsyncAttune:
         self.chat = AsyncChat(transport)
         self.feedback = AsyncFeedback(transport)
         self.policies = AsyncPolicies(transport.json)
+        self._transport = transport
+
+    def episode(
+        self,
+        policy: str,
+        *,
+        failure_outcome: float | None = None,
+        queue: FeedbackQueue | None = None,
+        **fields: Unpack[EpisodeFields],
+    ) -> AsyncEpisode:
+        """Return an episode of this policy, which `async with` creates and ends; Episode explains the arguments."""
+        return AsyncEpisode(self._transport, policy, failure_outcome, queue, **fields)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from sqlalchemy import update
 
-from app.chat.episode_limits import end_expired
+from app.chat.episode_limits import OpenEpisode, end_expired
 from app.core.database import now
 from app.models import Episode, EpisodeState, Turn, TurnState
 from tests.support import episodes
@@ -106,10 +106,10 @@ async def test_chat_that_was_planned_before_the_end_is_refused(
 ) -> None:
     episode = await episodes.create(harness)
 
-    async def admit(*_: Any) -> str:
+    async def admit(*_: Any) -> OpenEpisode:
         async with harness.db.write() as session:
             await session.execute(update(Episode).values(state=EpisodeState.ENDED, end_reason="completed"))
-        return (await harness.policy()).id
+        return OpenEpisode(episode["id"], (await harness.policy()).id)
 
     monkeypatch.setattr("app.chat.planning.require_open", admit)
     assert refusal(await episodes.chat(harness, episode)) == (409, "episode_ended")

@@ -8,9 +8,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from sqlalchemy import update
 
 from app.core.database import now
-from app.models import Episode, Feedback, Reward, Turn
+from app.models import Episode, Feedback, Reward, Sample, SampleState, Turn
 from tests.support import episodes
 from tests.support.deployment import Harness
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.trained_versions import create_version
 from workers.curate import curate
 from workers.retention import remove_expired
@@ -99,3 +100,33 @@ async def test_deleted_completion_leaves_the_other_chats_of_its_episode(harness:
     assert [row["id"] for row in shown if row["reply"]] == [second.id]
     story = (await harness.api.get(f"/v1/turns/{second.id}/story")).json()
     assert (story["episode_id"], story["episode_step"], len(story["feedback"])) == (episode["id"], 2, 1)
+
+
+async def test_deletion_erases_all_chats_and_what_was_learned_next(harness: Harness) -> None:
+    episode, turns = await create(harness, "ada", "bob")
+    _, others = await create(harness, "ada")
+    path = f"/v1/episodes/{episode['id']}"
+    for _ in range(2):
+        deleted = await harness.api.delete(path)
+        assert (deleted.status_code, deleted.json()["object"]) == (200, "episode.deleted"), deleted.text
+    rows = {turn.id: turn for turn in await harness.all(Turn)}
+    assert {rows[turn.id].reply for turn in turns} == {None} and rows[others[0].id].reply is not None
+    states = {sample.turn_id: sample.state for sample in await harness.all(Sample)}
+    assert {states[turn.id] for turn in turns} == {SampleState.DROPPED}
+    assert states[others[0].id] == SampleState.OPEN
+    shown = (await harness.api.get(path)).json()
+    assert (shown["task"], shown["metadata"], shown["outcome"], shown["num_turns"]) == (None, {}, None, 2)
+    assert SECRET not in str(shown)
+
+
+async def test_deleted_episode_that_was_open_gets_no_further_chat(harness: Harness, scripted: ScriptedEngine) -> None:
+    episode = await episodes.create(harness, task=SECRET, group={"id": SECRET, "size": 2}, trace_id="a" * 32)
+    assert (await episodes.chat(harness, episode)).status_code == 200
+    own_key = episodes.auth(episode["api_key"])
+    assert (await harness.api.delete(f"/v1/episodes/{episode['id']}", headers=own_key)).status_code == 403
+    assert (await harness.api.delete(f"/v1/episodes/{episode['id']}")).status_code == 200
+    refused = await episodes.chat(harness, episode)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_ended")
+    [row] = await harness.all(Episode)
+    assert (row.end_reason, row.group_id, row.trace_id) == ("abandoned", None, None)
+    assert (await harness.api.delete("/v1/episodes/ep-0")).status_code == 404

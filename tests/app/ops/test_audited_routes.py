@@ -113,6 +113,10 @@ async def paused_plan(harness: Harness) -> Params:
     return params
 
 
+async def episode(harness: Harness) -> Params:
+    return {"episode_id": str((await call(harness, "POST", "/v1/episodes", {"policy": "shop"}))["id"])}
+
+
 async def turn(harness: Harness) -> Params:
     return {"completion_id": (await harness.turn(end_user="bob")).id, "id": "bob"}
 
@@ -224,6 +228,7 @@ AUDITED = {
 # Acts of keys with the scope chat or feedback, in app/chat and app/feedback.
 AUDITED_ACTS_OF_APPLICATIONS = {
     "DELETE /v1/chat/completions/{completion_id}": Act(A.COMPLETION_DELETED, None, turn),
+    "DELETE /v1/episodes/{episode_id}": Act(A.EPISODE_DELETED, None, episode),
     "DELETE /v1/feedback/{feedback_id}": Act(A.FEEDBACK_WITHDRAWN, None, vote),
     "DELETE /v1/feedback": Act(A.FEEDBACK_WITHDRAWN, None, keyed_vote, "?key=f-1"),
     "POST /v1/feedback/tokens/rotate-secret": Act(A.TOKEN_SECRET_ROTATED, {}),

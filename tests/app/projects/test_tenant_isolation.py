@@ -110,6 +110,7 @@ PROBES = [
     query("GET /v1/episodes", "policy", "policy"),
     query("GET /v1/episodes", "after", "episode"),
     path(f"GET {EPISODE}", "episode_id", "episode"),
+    path(f"DELETE {EPISODE}", "episode_id", "episode"),
     path(f"POST {EPISODE}/end", "episode_id", "episode", {}),
     path(f"POST {EPISODE}/chat/completions", "episode_id", "episode", {"messages": HELLO, **OF_OWN}),
     path(f"POST {EPISODE}/responses", "episode_id", "episode", {"input": "hi", **OF_OWN}),
@@ -263,7 +264,8 @@ HARMLESS = {
         "kind",
     ),
     *("number", "action", "actor", "state", "route", "origin", "judged", "vote", "excluded", "from_version"),
-    ("GET /v1/episodes", "task"),
+    *(("GET /v1/episodes", name) for name in ("task", "group")),
+    *(("POST /v1/episodes", "trace_id"), ("GET /v1/turns", "trace_id")),  # of the caller's own episodes and turns
     # Their handlers are those of the routes without an episode, where they are probed.
     (f"POST {EPISODE}/chat/completions", "model"),
     *((f"POST {EPISODE}/responses", name) for name in ("model", "previous_response_id")),

@@ -95,7 +95,8 @@ async def test_a_model_is_fitted_and_gives_rewards_until_it_is_disabled(harness:
     assert (rewards[good.id].value, rewards[good.id].weight) == (judgements[good.id].value, pytest.approx(weight))
     assert rewards[good.id].rater is None
     samples = {one.turn_id: one for one in await harness.all(Sample)}
-    assert samples[good.id].reward == pytest.approx(rewards[good.id].value) and samples[good.id].state == SampleState.OPEN
+    assert samples[good.id].reward == pytest.approx(rewards[good.id].value)
+    assert samples[good.id].state == SampleState.OPEN
     assert samples[good.id].ready_at < judgements[good.id].settled_at + 5, "every source has answered, so it is ready"
 
     # The raters' preferences change: the new ratings contradict the model.
