@@ -164,9 +164,14 @@ async def plan_completion(
     end_user = await _find_end_user(db, caller, context)
     sampled_turn_id = next((row.id for row in retried_turns if row.has_sample), None)
     conversation_id = context.conversation_id or (parent.conversation_id if parent else None) or new_id(GENERATED_ID)
-    previous = (parent.version_id, parent.policy_id) if parent else (None, None)
-    group_version_id = episode.group_version_id if episode else None
-    identity = RequestIdentity(caller.key_id, conversation_id, end_user, *previous, group_version_id=group_version_id)
+    identity = RequestIdentity(
+        caller.key_id,
+        conversation_id,
+        end_user,
+        previous_version_id=parent.version_id if parent else None,
+        previous_policy_id=parent.policy_id if parent else None,
+        group_version_id=episode.group_version_id if episode else None,
+    )
     route = await router.select_policy_and_version(caller.project_id, target, identity)
     model = route.model
     swaps_weights = settings.trainer.adaptation == "full"

@@ -111,7 +111,14 @@ async def test_the_feedback_of_returned_samples_is_found_by_indexes(harness: Har
 def feedback_row(turn: Turn, target: dict[str, str]) -> dict[str, Any]:
     id = new_id("fb")
     values: dict[str, Any] = {"id": id, "project_id": turn.project_id, "idempotency_key": id, "kind": "binary"}
-    values |= {"name": "default", "value": 1.0, "raw_value": "up", "source_kind": "HUMAN", "source_id": "ada", "fingerprint": "0" * 64}
+    values |= {
+        "name": "default",
+        "value": 1.0,
+        "raw_value": "up",
+        "source_kind": "HUMAN",
+        "source_id": "ada",
+        "fingerprint": "0" * 64,
+    }
     return {**values, "request_metadata": {}, "processed": True, **target}
 
 
