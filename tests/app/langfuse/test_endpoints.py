@@ -232,7 +232,7 @@ ROUTES = [
     (method, route.path.replace("{score_id}", "s-1"))
     for route in router.routes
     if isinstance(route, APIRoute)
-    for method in sorted(route.methods)
+    for method in sorted(route.methods or ())
 ]
 
 
