@@ -291,8 +291,9 @@ async def reclaim_samples(
     of_part: list[ColumnElement[bool]] = [BatchTurn.batch_id.in_(batch_ids), BatchTurn.turn_id > (after or "")]
     last: str | None = None
     if limit is not None:
-        turns = select(BatchTurn.turn_id).where(*of_part).distinct().order_by(BatchTurn.turn_id)
-        part = list(await session.scalars(turns.limit(limit + 1)))
+        is_part = Sample.turn_id.in_(select(BatchTurn.turn_id).where(*of_part))
+        turns = select(Sample.turn_id).where(is_part).order_by(Sample.turn_id).limit(limit + 1)
+        part = list(await session.scalars(turns))
         if len(part) > limit:
             last = part[limit - 1]
             of_part.append(BatchTurn.turn_id <= last)

@@ -31,7 +31,8 @@ class Step(NamedTuple):
     """The next step of a move: versions of a line that follow each other, as many as fit.
 
     `joins` says whether they take their samples back; otherwise they give them back. `judged` are those of them on
-    whose replies a person had given explicit feedback when the move began.
+    whose replies a person had given explicit feedback when the move began. `is_last` says whether no
+    other version is left that does the same.
     """
 
     move_id: int
@@ -39,6 +40,7 @@ class Step(NamedTuple):
     versions: Sequence[LineVersion]
     joins: bool
     judged: Collection[str]
+    is_last: bool
 
     @property
     def batch_ids(self) -> list[str]:
@@ -53,8 +55,9 @@ async def is_moving(session: AsyncSession, policy_id: str) -> bool:
 async def begin_move(
     session: AsyncSession, policy: Policy, old_id: str, new_id: str, *, rejection: str | None = None
 ) -> None:
-    """Store the move of the policy's samples from one version to another, and make its first step if it is the next.
+    """Store the move of the policy's samples from one version to another. If it is the next, make its first steps.
 
+    These are one of the versions that leave the line, and one of those that join it, so that a small move is finished.
     The caller holds the policy's lock. With `rejection`, the samples return for that reason, whoever has judged them.
     """
     is_next = not await is_moving(session, policy.id)
@@ -71,8 +74,10 @@ async def begin_move(
         )
     )
     await session.flush()
-    if is_next and (step := await plan_step(session, policy.id, in_act=True)) is not None:
+    if is_next and (step := await plan_step(session, policy.id, in_act=True)):
         await make_step(session, policy, step)
+        if step.is_last and not step.joins and (step := await plan_step(session, policy.id, in_act=True)):
+            await make_step(session, policy, step)
     if await is_moving(session, policy.id):
         enqueue_after_commit(session, "assemble")
 
@@ -88,11 +93,13 @@ async def plan_step(session: AsyncSession, policy_id: str, *, in_act: bool = Fal
         return None
     leaving, joining = await compare_lines(session, move.at_version_id, move.to_version_id)
     # From the newest version to the oldest, and from the oldest to the newest.
-    versions = await _take_first(session, (leaving or joining[::-1])[: MAX_VERSIONS_IN_ACT if in_act else MAX_VERSIONS])
+    ordered = leaving or joining[::-1]
+    versions = await _take_first(session, ordered[: MAX_VERSIONS_IN_ACT if in_act else MAX_VERSIONS])
     judged: Collection[str] = ()
     if leaving and move.rejection is None:
         judged = await find_judged(session, versions, move.created_at)
-    return Step(move.id, move.at_version_id, versions, not leaving, judged)
+    is_last = len(versions) == len(ordered)
+    return Step(move.id, move.at_version_id, versions, not leaving, judged, is_last)
 
 
 async def make_step(session: AsyncSession, policy: Policy, step: Step) -> None:

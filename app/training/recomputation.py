@@ -25,7 +25,7 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
     for chunk in chunked(turn_ids):
         columns = (Turn.id, Turn.completion_id, Turn.project_id, Turn.conversation_id, Turn.episode_id)
         of_projects: defaultdict[str, list[Row[*tuple[Any, ...]]]] = defaultdict(list)
-        for row in await session.execute(select(*columns).where(Turn.id.in_(chunk))):
+        for row in await session.execute(select(*columns).where(Turn.id.in_(chunk)).order_by(Turn.id)):
             of_projects[row.project_id].append(row)
         for project_id, turns in of_projects.items():
             found: list[set[str]] = []  # the turns, completions, episodes and conversations with feedback

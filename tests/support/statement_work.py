@@ -27,11 +27,8 @@ class StatementWork:
 
 
 @asynccontextmanager
-async def count_work(db: Database, *, table_scans: bool = False) -> AsyncIterator[StatementWork]:
-    """Count the work of the statements that the block runs on `db`. Nothing else may run on it meanwhile.
-
-    `table_scans`: PostgreSQL may choose plans that read a whole table though an index would do, as it may in service.
-    """
+async def count_work(db: Database) -> AsyncIterator[StatementWork]:
+    """Count the work of the statements that the block runs on `db`. Nothing else may run on it meanwhile."""
     work = StatementWork()
     if db.embedded:
         connections: list[Any] = []
@@ -71,7 +68,7 @@ async def count_work(db: Database, *, table_scans: bool = False) -> AsyncIterato
     with psycopg.connect(url) as server:
         # The tables of tests have few pages: whether reading all of them is the cheapest plan depends on a page more or
         # less. What is counted is the work of a large table's plan, which reads all only where no index helps.
-        server.execute(f"SET enable_seqscan = {'on' if table_scans else 'off'}")
+        server.execute("SET enable_seqscan = off")
         for statement, parameters in statements:
             if statement.startswith("SET LOCAL"):
                 server.execute(statement)

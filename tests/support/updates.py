@@ -105,11 +105,11 @@ async def train_versions(harness: Harness, number: int) -> list[Version]:
 async def make_steps(harness: Harness, count: int) -> int:
     """Make at most so many steps of the moves of the policy's samples. Return how many were made."""
     policy = await harness.policy()
-    for made in range(count):
+    for number in range(count):
         async with harness.db.read() as session:
             step = await line_moves.plan_step(session, policy.id)
         if step is None:
-            return made
+            return number
         async with harness.db.write() as session:
             await line_moves.make_step(session, await lock_policy(session, policy.id), step)
     return count

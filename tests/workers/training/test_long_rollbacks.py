@@ -51,7 +51,7 @@ async def test_statements_do_not_grow_with_the_versions(harness: Harness, act: s
         if act == "return":
             await roll_back(harness, 0)
         await finish_moves(harness)
-    assert counts[0] == counts[1]
+    assert counts[1] <= counts[0]
 
 
 async def test_versions_that_are_live_again_have_the_samples_and_votes_of_before(harness: Harness) -> None:
