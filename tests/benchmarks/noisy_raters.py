@@ -29,19 +29,24 @@ from tests.support.offline.service_defaults import BATCH_SIZE, service_run
 from tests.support.rater_trust import sample_quota
 
 ALGORITHMS: dict[str, dict[str, Any]] = {"PPO": {"type": "ppo"}, "KTO": {"type": "kto"}}
-Noise = Literal["none", "raters flip coins", "votes are coin flips", "raters always say up"]
-NOISE: tuple[Noise, ...] = ("none", "raters flip coins", "votes are coin flips", "raters always say up")
+Noise = Literal["none", "coin-raters", "coin-votes", "up-raters"]
+NOISE: dict[Noise, str] = {
+    "none": "none",
+    "coin-raters": "30 % of the raters flip coins",
+    "coin-votes": "30 % of the votes are coin flips",
+    "up-raters": "30 % of the raters always say up",
+}
 SHARE = 0.3  # of the raters, or of the votes
 RATERS = 100
 UPDATES = 12  # 288 votes
 HELD_OUT = 48  # replies without a vote that the trainer is given
-EVALUATED = (10, 12)  # versions
+EVALUATED = (-2, 0)  # versions, from the last one
 USERS = 64  # of an evaluation: about 190 replies
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run. `approvals` are those of the versions EVALUATED; `noise_share` is the noise's share of the weights.
+    """One run. `approvals` are those of the last versions (EVALUATED); `noise_share` is that of the weights.
 
     Example: Result(name="PPO", label="", noise="none", seed=41, raters=100, updates=12, approvals=[0.8, 0.85],
                     samples=[24, …], noise_share=[0.0, …], quarantined=["user-4"])
@@ -49,7 +54,7 @@ class Result:
 
     name: str
     label: str
-    noise: str
+    noise: Noise
     seed: int
     raters: int
     updates: int
@@ -65,7 +70,7 @@ class NoisyRaters:
     def __init__(self, noise: Noise, seed: int, raters: int) -> None:
         self.noise, self.rng, self.trust = noise, Random(f"raters {seed}"), InMemoryRaterTrust()
         self.names = [f"user-{number}" for number in range(raters)]
-        self.noisy = set(self.names[: round(SHARE * raters)]) if noise.startswith("raters") else set[str]()
+        self.noisy = set(self.names[: round(SHARE * raters)]) if noise in ("coin-raters", "up-raters") else set[str]()
         self.noisy_turns = set[str]()
         self.waiting: list[RatedSample] = []
 
@@ -90,11 +95,11 @@ class NoisyRaters:
 
     def _vote(self, sample: Sample) -> RatedSample:
         rater = Random(f"rater of {sample.conversation}").choice(self.names)
-        is_noise = rater in self.noisy or (self.noise == "votes are coin flips" and self.rng.random() < SHARE)
+        is_noise = rater in self.noisy or (self.noise == "coin-votes" and self.rng.random() < SHARE)
         reward = sample.reward
         if is_noise:
             self.noisy_turns.add(sample.turn_id)
-            is_up = self.noise == "raters always say up" or self.rng.random() < 0.5
+            is_up = self.noise == "up-raters" or self.rng.random() < 0.5
             reward = 1.0 if is_up else -1.0
         return RatedSample(rater, replace(sample, reward=reward))
 
@@ -111,7 +116,7 @@ def run(
         counts.append(len(samples))
         shares.append(crowd.share_of_noise(samples))
         experiment.train(samples, experiment.collect_unrated(HELD_OUT))
-        if experiment.version in EVALUATED:
+        if experiment.version - updates in EVALUATED:
             approvals.append(experiment.evaluate_newest(USERS)[0])
         print(
             f"{name} {label} {noise} seed {seed}: v{experiment.version}, {counts[-1]} samples, noise {shares[-1]:.0%}"
@@ -123,28 +128,24 @@ def run(
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return a Markdown table with a row for each algorithm, label and noise: means over the seeds."""
-    groups: dict[tuple[object, ...], list[Result]] = defaultdict(list)
+    """Return a Markdown table with a row for each algorithm, label and noise: approval as the mean of `approvals`."""
+    groups: dict[tuple[str, str, int, int, Noise], list[Result]] = defaultdict(list)
     for result in results:
         groups[result.name, result.label, result.raters, result.updates, result.noise].append(result)
     lines = [
-        "| algorithm | raters | updates | noise | seeds | noise of what was learned from, by weight | approval "
-        "| mean of the evaluations, by seed | quarantined |",
+        "| algorithm | raters | updates | noise | seeds | its share of what was learned from | approval by seed | mean "
+        "| quarantined |",
         "|" + "---|" * 9,
     ]
     for (name, label, raters, updates, noise), runs in groups.items():
-        curve = ", ".join(f"v{version} {percent(run.approvals[n] for run in runs)}" for n, version in _evaluated(runs))
+        approvals, seeds = [fmean(run.approvals) for run in runs], ", ".join(str(run.seed) for run in runs)
         lines.append(
-            f"| {f'{name} {label}'.strip()} | {raters} | {updates} | {noise} | {', '.join(str(r.seed) for r in runs)} "
-            f"| {fmean(share for run in runs for share in run.noise_share):.0%} | {curve} "
-            f"| {', '.join(f'{fmean(run.approvals):.0%}' for run in runs)} "
+            f"| {f'{name} {label}'.strip()} | {raters} | {updates} | {NOISE[noise]} | {seeds} "
+            f"| {fmean(share for run in runs for share in run.noise_share):.0%} "
+            f"| {', '.join(f'{approval:.0%}' for approval in approvals)} | {percent(approvals)} "
             f"| {fmean(len(run.quarantined) for run in runs):.1f} |"
         )
     return "\n".join(lines)
-
-
-def _evaluated(runs: Sequence[Result]) -> list[tuple[int, int]]:
-    return [(n, version) for n, version in enumerate(EVALUATED) if all(n < len(run.approvals) for run in runs)]
 
 
 def main() -> None:
