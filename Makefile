@@ -25,7 +25,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl clean
+.PHONY: help setup lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-lags bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-noisy-raters bench-rater-weights bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -155,6 +155,9 @@ bench-learning: $(MAIN)/.done ## learning of the demo model by algorithm; hours,
 bench-staleness: $(MAIN)/.done ## the effect of stale samples on learning; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.staleness $(ATTUNE_BENCH_FLAGS)
 
+bench-lags: $(MAIN)/.done ## whether samples of older versions make any version worse, with the service's defaults; hours, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.lags $(ATTUNE_BENCH_FLAGS)
+
 bench-corrections: $(MAIN)/.done ## corrections alone, with votes, and votes alone, on the demo model; resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.corrections $(ATTUNE_BENCH_FLAGS)
 
@@ -205,6 +208,12 @@ bench-canary: setup ## a worse, an equal and a better version as canaries; hours
 
 bench-poisoning: $(MAIN)/.done ## how far malicious raters shift the demo model, with protections off and on; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.poisoning $(ATTUNE_BENCH_FLAGS)
+
+bench-noisy-raters: $(MAIN)/.done ## what raters who say nothing cost, with the service's caps and weights; hours, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.noisy_raters $(ATTUNE_BENCH_FLAGS)
+
+bench-rater-weights: $(MAIN)/.done ## what weights of raters can win, by simulated votes without a model; a minute
+	@$(MAIN)/bin/python -m tests.benchmarks.rater_weights $(ATTUNE_BENCH_FLAGS)
 
 bench-delivery: $(MAIN)/.done ## how often a wrong adapter is found in bfloat16, over 100 updates of the demo model; ten minutes
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.delivery $(ATTUNE_BENCH_FLAGS)

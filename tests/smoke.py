@@ -87,6 +87,12 @@ SMOKE = (
         writes=("staleness.jsonl",),
     ),
     bench(
+        "lags",
+        "--algorithms KTO --lags 1 --seeds 41 --updates 1 --out {out}/lags.jsonl",
+        tables=("| algorithm | updates behind |",),
+        writes=("lags.jsonl",),
+    ),
+    bench(
         "rates",
         "--algorithms KTO --rates 1e-3 --seeds 0 --updates 1 --out {out}/rates.jsonl",
         tables=("| algorithm | seeds |",),
@@ -136,6 +142,13 @@ SMOKE = (
         tables=("| attack | protections |",),
         writes=("poisoning.jsonl",),
     ),
+    bench(
+        "noisy-raters",
+        "--algorithms KTO --noise coin-raters --seeds 41 --updates 1 --out {out}/noisy_raters.jsonl",
+        tables=("| algorithm | raters | updates |",),
+        writes=("noisy_raters.jsonl",),
+    ),
+    bench("rater-weights", "--crowds 1", tables=("| approval | who says nothing |",)),
     bench(
         "reward-model",
         "--labels 60 --train-prompts 150 --evaluation-prompts 48 --out {out}/reward-model",

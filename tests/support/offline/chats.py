@@ -102,10 +102,12 @@ class Judge:
         return self._rng.random() < self._mistake_share
 
 
-def evaluation_replies(tokenizer: Qwen2Tokenizer, sampler: Sampler, num_users: int) -> Iterator[tuple[Prompt, Reply]]:
-    """Run whole chats with users that are never trained on, the same users each time. Yield every reply."""
-    generator = torch.Generator().manual_seed(EVALUATION_SEED)
-    chats = [Chat(tokenizer, HELD_OUT * EVALUATION_SEED + number) for number in range(num_users)]
+def evaluation_replies(
+    tokenizer: Qwen2Tokenizer, sampler: Sampler, num_users: int, seed: int = EVALUATION_SEED
+) -> Iterator[tuple[Prompt, Reply]]:
+    """Run whole chats with users that are never trained on, for a seed the same ones each time. Yield every reply."""
+    generator = torch.Generator().manual_seed(seed)
+    chats = [Chat(tokenizer, HELD_OUT * seed + number) for number in range(num_users)]
     while chats:
         sampled = sampler.sample([chat.prompt.prompt_ids for chat in chats], generator)
         continuing = []

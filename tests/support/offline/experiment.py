@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from alignment.errors import NothingToCompare, NoVariance
 from alignment.trainer.scoring import Probe, recompute_logprobs
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch, CorrectedReply, Sample
-from tests.support.offline.chats import MISTAKE_SHARE, ChatPool, Judge, Prompt, evaluation_replies
+from tests.support.offline.chats import EVALUATION_SEED, MISTAKE_SHARE, ChatPool, Judge, Prompt, evaluation_replies
 from tests.support.offline.sampler import Reply, Sampler
 
 UNRATED_SEED = 4_000  # chats without votes are others than those with votes
@@ -97,15 +97,19 @@ class Experiment:
         self._unrated_chats: ChatPool | None = None
         self._adapters = deque([copy_actor(self.trainer)], maxlen=config.lag + 1)  # the oldest one samples
 
-    def run_update(self) -> UpdateResult:
-        """Sample a reply to every chat's prompt, rate the replies and train on them."""
+    def run_update(self, held_out: int = 0) -> UpdateResult:
+        """Sample a reply to every chat's prompt, rate the replies and train on them.
+
+        The KL of the update is measured on `held_out` other replies of the newest version, without any on the batch.
+        """
         started = time.process_time()
         rated = self.collect_votes()
         samples = list(rated.samples)
         while len(samples) < self.config.min_samples:
             samples += self.collect_votes().samples
+        unrated = self.collect_unrated(held_out) if held_out else ()
         sampled_at = time.process_time()
-        metrics, refused = self.train(samples)
+        metrics, refused = self.train(samples, unrated)
         return UpdateResult(
             rated.version,
             rated.approval,
@@ -192,6 +196,16 @@ class Experiment:
         return EvaluationResult(
             len(samples), fmean(approvals), length, float((np.expm1(log_ratios_N) - log_ratios_N).mean())
         )
+
+    def evaluate_newest(self, num_users: int) -> tuple[float, int]:
+        """Return the approval of the newest version by the users of `evaluate`, and the number of replies."""
+        return self.evaluate_adapter(self._adapters[-1], num_users, EVALUATION_SEED)
+
+    def evaluate_adapter(self, adapter: Mapping[str, Tensor], num_users: int, seed: int) -> tuple[float, int]:
+        """Return the approval of an adapter's replies by the users of `seed`, and the number of replies."""
+        self._sampler.load_adapter(adapter)
+        replies = list(evaluation_replies(self._tokenizer, self._sampler, num_users, seed))
+        return fmean(self._judge.approves(prompt, reply) for prompt, reply in replies), len(replies)
 
     def restore(self, directory: Path) -> None:
         """Continue from an exported version, with its optimizer state and its baseline."""
