@@ -44,7 +44,8 @@ def feedback(
             value = bool(pressed) if options == "thumbs" else pressed + 1
         send_vote(receiver, completion_id, value, key=f"{source}:{completion_id}", source=source)
 
-    return st.feedback(options, key=key, on_change=send)
+    selected: int | None = st.feedback(options, key=key, on_change=send)
+    return selected
 
 
 def _current_user() -> str:

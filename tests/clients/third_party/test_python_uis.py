@@ -78,3 +78,20 @@ async def test_streamlit(url: str, harness: Harness, tmp_path: Path) -> None:
         "stars": [[*UP, source], ["rating", 0.5, "streamlit:ada"]],
     }
     await check_turn(report, harness)
+
+
+async def test_chainlit(url: str, harness: Harness, tmp_path: Path) -> None:
+    report = run_app("chainlit", url, harness, tmp_path)
+    [[*_, source]] = report["votes"]["up"]
+    assert source.startswith("chainlit:") and len(source) == len("chainlit:") + 36, "the conversation: nobody logged in"
+    assert report["votes"] == {
+        "up": [[*UP, source]],
+        "down": [[*DOWN, source]],
+        "comment": [[*DOWN, source]],
+        "taken_back": [],
+        "again": [[*UP, source]],
+        "around": [UP],
+        "end": [],
+    }
+    assert [row.comment for row in await harness.all(Feedback) if row.comment] == ["Wrong day."]
+    await check_turn(report, harness)

@@ -20,10 +20,10 @@ for question in QUESTIONS:
     history += [reply | {"content": [{"type": "text", "text": reply["content"]}]}]
 
 
-def press(liked: bool | str, index: int = len(history) - 1) -> None:
+def press(option: bool | str, index: int = len(history) - 1) -> None:
     """Send what the page sends for a feedback option; "" if the same one was pressed again."""
     [listener] = [each["id"] for each in demo.config["dependencies"] if each["targets"][0][1] == "like"]
-    event = {"index": index, "value": [history[index]["content"]], "liked": liked}
+    event = {"index": index, "value": [history[index]["content"]], "liked": option}
     body = {"fn_index": listener, "data": [history], "event_data": event, "session_hash": SESSION}
     httpx.post(f"{url}gradio_api/queue/join", json=body).raise_for_status()
     with httpx.stream("GET", f"{url}gradio_api/queue/data", params={"session_hash": SESSION}, timeout=60) as events:
