@@ -6,6 +6,7 @@ ATTUNE_TEST_CLIENTS names the folder, by default .attune/test-clients. An enviro
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +50,24 @@ def run_user_interface(client: str, app: Path, url: str, api_key: str) -> subpro
     folder = prepare(client)
     paths = os.pathsep.join(str(path) for path in (HERE / "shared", REPOSITORY / "clients" / "python"))
     connection = {"ATTUNE_URL": url, "ATTUNE_API_KEY": api_key, "ATTUNE_TEST_APP": str(app)}
+    connection |= {
+        "ATTUNE_TEST_PORT": str(free_port()),
+        "SLACK_BOT_TOKEN": "xoxb-1",
+        "SLACK_SIGNING_SECRET": "of-the-tests",
+    }
     command = [str(folder / "bin" / "python"), str(HERE / client / "program.py")]
     return _run(command, folder, {"PYTHONPATH": paths, **connection}, seconds=400)
+
+
+def free_port() -> int:
+    """Return a port for a server that takes long to start: none of those that the system gives to connections."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise OSError("no port is free")
 
 
 def run_pytest(

@@ -1,4 +1,4 @@
-"""The apps of docs/connect/python-uis.md in the real Gradio, Streamlit and Chainlit: thumbs pressed and taken back."""
+"""The apps of docs/connect in the real Gradio, Streamlit, Chainlit and Bolt: thumbs pressed and taken back."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-PAGE = REPOSITORY / "docs" / "connect" / "python-uis.md"
+PAGES = REPOSITORY / "docs" / "connect"
 UP, DOWN = ["binary", 1.0], ["binary", -1.0]
 
 
@@ -33,8 +33,8 @@ def url(harness: Harness, scripted: ScriptedEngine) -> Iterator[str]:
 
 def run_app(client: str, url: str, harness: Harness, folder: Path) -> dict[str, Any]:
     """Run the app of the docs that imports this package, and return its report."""
-    named = f"from attune_client.{client} import"
-    [app] = [block.text for block in blocks("python") if block.file == PAGE and named in block.text]
+    named = "from slack_bolt import" if client == "slack_bolt" else f"from attune_client.{client} import"
+    [app] = [block.text for block in blocks("python") if block.file.parent == PAGES and named in block.text]
     path = folder / "app.py"
     path.write_text(app.replace('model="assistant"', 'model="shop"'))
     done = run_user_interface(client, path, url, harness.key)
@@ -95,3 +95,13 @@ async def test_chainlit(url: str, harness: Harness, tmp_path: Path) -> None:
     }
     assert [row.comment for row in await harness.all(Feedback) if row.comment] == ["Wrong day."]
     await check_turn(report, harness)
+
+
+async def test_slack(url: str, harness: Harness, tmp_path: Path) -> None:
+    report = run_app("slack_bolt", url, harness, tmp_path)
+    assert report["votes"] == {
+        "up": [[*UP, "slack:T1:U1"]],
+        "down": [[*DOWN, "slack:T1:U1"]],
+        "other": [[*DOWN, "slack:T1:U1"], [*UP, "slack:T1:U2"]],
+    }
+    assert [turn.end_user for turn in await harness.all(Turn)] == ["slack:T1:U1"] * 2

@@ -15,7 +15,7 @@ from chainlit import User
 from chainlit.types import Feedback, Pagination, ThreadFilter
 from ui_program import APP, QUESTIONS, client, read_votes, report
 
-PORT = "8931"
+PORT = os.environ["ATTUNE_TEST_PORT"]
 URL = f"http://127.0.0.1:{PORT}"
 SESSION = str(uuid.uuid4())
 
