@@ -50,11 +50,7 @@ def run_user_interface(client: str, app: Path, url: str, api_key: str) -> subpro
     folder = prepare(client)
     paths = os.pathsep.join(str(path) for path in (HERE / "shared", REPOSITORY / "clients" / "python"))
     connection = {"ATTUNE_URL": url, "ATTUNE_API_KEY": api_key, "ATTUNE_TEST_APP": str(app)}
-    connection |= {
-        "ATTUNE_TEST_PORT": str(free_port()),
-        "SLACK_BOT_TOKEN": "xoxb-1",
-        "SLACK_SIGNING_SECRET": "of-the-tests",
-    }
+    connection["ATTUNE_TEST_PORT"] = str(free_port())
     command = [str(folder / "bin" / "python"), str(HERE / client / "program.py")]
     return _run(command, folder, {"PYTHONPATH": paths, **connection}, seconds=400)
 

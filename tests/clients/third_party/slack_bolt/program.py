@@ -1,6 +1,7 @@
 """Slack's requests, signed and as Bolt's own objects, to the bot of the docs, and a stand-in of Slack's Web API."""
 
 import json
+import os
 import queue
 import runpy
 import threading
@@ -44,6 +45,7 @@ server = ThreadingHTTPServer(("127.0.0.1", 0), WebApi)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 url = f"http://127.0.0.1:{server.server_port}/"
 slack_bolt.app.app.create_web_client = lambda token=None, logger=None: WebClient(token, base_url=url, logger=logger)
+os.environ |= {"SLACK_BOT_TOKEN": "xoxb-1", "SLACK_SIGNING_SECRET": SECRET}
 bot = runpy.run_path(str(APP))["app"]
 
 
