@@ -8,6 +8,7 @@ from typing import Any, Self
 import httpx
 
 from attune_client.errors import connection_error, error_of
+from attune_client.replies import read_header
 from attune_client.transport import AsyncTransport, Request, SyncTransport
 
 PATH = "/v1/chat/completions"
@@ -33,9 +34,9 @@ class _StreamState:
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
-        self.completion_id = response.headers.get("x-completion-id", "")
-        self.version = response.headers.get("x-policy-version", "")
-        self.conversation_id: str | None = response.headers.get("x-conversation-id")
+        self.completion_id = read_header(response.headers, "x-completion-id") or ""
+        self.version = read_header(response.headers, "x-policy-version") or ""
+        self.conversation_id = read_header(response.headers, "x-conversation-id")
         self.finish_reason: str | None = None
         self.text = ""
 
@@ -133,4 +134,5 @@ def _request(messages: Messages, model: str, options: Mapping[str, Any], *, is_s
 
 def _reply(response: httpx.Response) -> ChatReply:
     raw = response.json()
-    return ChatReply(raw["id"], raw["model"], response.headers.get("x-conversation-id"), raw)
+    version = read_header(response.headers, "x-policy-version") or raw["model"]
+    return ChatReply(raw["id"], version, read_header(response.headers, "x-conversation-id"), raw)

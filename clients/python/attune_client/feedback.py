@@ -1,5 +1,6 @@
 """Feedback: every kind, single and in batches. Each piece has an id before it is first sent, so a retry counts once."""
 
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from attune_client.types import (
 R_co = TypeVar("R_co", covariant=True)
 PATH = "/v1/feedback"
 MAX_BATCH = 1000
+HEADER_VALUE = re.compile(r"[!-~]{1,255}")
 
 
 class FeedbackKinds(Generic[R_co]):
@@ -96,6 +98,14 @@ class FeedbackKinds(Generic[R_co]):
         return self.submit({"kind": kind, "value": value, **target, **named})
 
 
+class FeedbackReceiver(FeedbackKinds[R_co]):
+    """Feedback that is delivered: that of a client, and that of an offline queue."""
+
+    def withdraw_key(self, key: str, *, sent_at: float | None = None) -> R_co:
+        """Withdraw the feedback that was submitted with this key."""
+        raise NotImplementedError
+
+
 class FeedbackBodies(FeedbackKinds[FeedbackBody]):
     """Build bodies for `batch` without sending them."""
 
@@ -106,14 +116,14 @@ class FeedbackBodies(FeedbackKinds[FeedbackBody]):
 build = FeedbackBodies()
 
 
-class Feedback(FeedbackKinds[FeedbackRecord]):
+class Feedback(FeedbackReceiver[FeedbackRecord]):
     """Submit feedback; each method returns the feedback as it is stored, after its commit."""
 
     def __init__(self, transport: SyncTransport) -> None:
         self._transport = transport
 
     def submit(self, body: FeedbackBody) -> FeedbackRecord:
-        return cast(FeedbackRecord, self._transport.json(Request("POST", PATH, with_id(body))))
+        return cast(FeedbackRecord, self._transport.json(_submit_request(body)))
 
     def batch(self, bodies: Sequence[FeedbackBody]) -> list[BatchResult]:
         """Submit bodies made by `build`. Returns one result for each, in order; an invalid one affects no other."""
@@ -148,7 +158,7 @@ class Feedback(FeedbackKinds[FeedbackRecord]):
         return cast(FeedbackToken, self._transport.json(_token_request(reply, kinds, fields)))
 
 
-class AsyncFeedback(FeedbackKinds[Awaitable[FeedbackRecord]]):
+class AsyncFeedback(FeedbackReceiver[Awaitable[FeedbackRecord]]):
     """Submit feedback; the asynchronous form of Feedback."""
 
     def __init__(self, transport: AsyncTransport) -> None:
@@ -158,7 +168,7 @@ class AsyncFeedback(FeedbackKinds[Awaitable[FeedbackRecord]]):
         return await self._transport.json(request)
 
     def submit(self, body: FeedbackBody) -> Awaitable[FeedbackRecord]:
-        return self._json(Request("POST", PATH, with_id(body)))
+        return self._json(_submit_request(body))
 
     async def batch(self, bodies: Sequence[FeedbackBody]) -> list[BatchResult]:
         """Submit bodies made by `build`. Returns one result for each, in order; an invalid one affects no other."""
@@ -195,6 +205,8 @@ class BatchSender(Protocol):
 
     def batch(self, bodies: Sequence[FeedbackBody]) -> Sequence[BatchResult]: ...
 
+    def withdraw_key(self, key: str, *, sent_at: float | None = None) -> FeedbackRecord: ...
+
 
 def with_id(body: FeedbackBody) -> FeedbackBody:
     """Return the body with an id, or with the time if it has a key. The server records one piece of feedback for it."""
@@ -216,6 +228,14 @@ def _reference(reply: Any) -> Any:
         return dict(reply)
     id, index = completion_id(reply), choice_index(reply)
     return {"completion_id": id, "choice_index": index} if index else id
+
+
+def _submit_request(body: FeedbackBody) -> Request:
+    """Return the request, with its id also as the header: gateways such as LiteLLM remove `id` from bodies."""
+    body = with_id(body)
+    id = body.get("id")
+    headers = {"idempotency-key": id} if isinstance(id, str) and HEADER_VALUE.fullmatch(id) else {}
+    return Request("POST", PATH, body, headers=headers)
 
 
 def _batch_requests(bodies: Sequence[FeedbackBody]) -> Iterator[Request]:

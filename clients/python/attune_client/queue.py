@@ -19,14 +19,16 @@ from attune_client.errors import (
     APIError,
     AttuneError,
     BadRequest,
+    Conflict,
     NotDelivered,
+    NotFound,
     QueueFull,
     RateLimited,
     ServerError,
     TooLarge,
     Unprocessable,
 )
-from attune_client.feedback import MAX_BATCH, BatchSender, FeedbackKinds, with_id
+from attune_client.feedback import MAX_BATCH, BatchSender, FeedbackReceiver, with_id
 from attune_client.transport import RetryPolicy
 from attune_client.types import BatchResult, FeedbackBody
 
@@ -43,6 +45,7 @@ MAX_QUEUED_ITEMS = 100_000
 IDLE_SECONDS = 5.0  # so that a queue also delivers what another process has written to its file
 BACKOFF = RetryPolicy(base_seconds=0.5, max_seconds=30.0)
 Row = tuple[str, str]  # id and body
+WITHDRAWAL = "withdraw_key"  # the field of a body that withdraws this key
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class RefusedFeedback:
     error: dict[str, Any]
 
 
-class FeedbackQueue(FeedbackKinds[str]):
+class FeedbackQueue(FeedbackReceiver[str]):
     """A durable queue; each method returns the id of the feedback once it is stored in the file.
 
     Feedback is delivered in its order, by a background thread and by `flush`. Several processes may share a file.
@@ -92,7 +95,14 @@ class FeedbackQueue(FeedbackKinds[str]):
         Raises QueueFull, and ValueError for what JSON cannot hold.
         """
         body = with_id(body)
-        id = str(body.get("id") or f"{body['key']}@{body['sent_at']}")
+        return self._store(str(body.get("id") or f"{body['key']}@{body['sent_at']}"), body)
+
+    def withdraw_key(self, key: str, *, sent_at: float | None = None) -> str:
+        """Store the withdrawal of the feedback with this key, which is delivered after what was stored before it."""
+        sent_at = time.time() if sent_at is None else sent_at
+        return self._store(f"withdraw {key}@{sent_at}", {WITHDRAWAL: key, "sent_at": sent_at})
+
+    def _store(self, id: str, body: FeedbackBody) -> str:
         text = json.dumps(body, allow_nan=False, sort_keys=True)
         with self._database_lock:
             self._execute_in_transaction(lambda: self._insert(id, text))
@@ -204,8 +214,11 @@ class FeedbackQueue(FeedbackKinds[str]):
                 ).fetchall()
             if not rows:
                 return False
+            bodies = [json.loads(body) for _, body in rows]
+            num_bodies = next((at for at, body in enumerate(bodies) if WITHDRAWAL in body), len(bodies)) or 1
+            rows, bodies = rows[:num_bodies], bodies[:num_bodies]  # up to the next withdrawal, or that alone
             try:
-                results = self._feedback.batch([json.loads(body) for _, body in rows])
+                results = self._send(bodies)
             except (BadRequest, TooLarge, Unprocessable) as error:
                 if len(rows) == 1:
                     results = [{"index": 0, "status": error.status, "error": _describe(error)}]
@@ -219,6 +232,17 @@ class FeedbackQueue(FeedbackKinds[str]):
             if any(_is_temporary(result) for result in self._settle(rows, results)):
                 raise ServerError("The server could not take a part of the feedback.", status=503, should_retry=True)
             return True
+
+    def _send(self, bodies: list[FeedbackBody]) -> Sequence[BatchResult]:
+        if WITHDRAWAL not in bodies[0]:
+            return self._feedback.batch(bodies)
+        try:
+            self._feedback.withdraw_key(bodies[0][WITHDRAWAL], sent_at=bodies[0]["sent_at"])
+        except (NotFound, Conflict) as error:  # there is none, or a later change
+            if error.should_retry:
+                raise
+            return [{"index": 0, "status": error.status, "error": _describe(error)}]
+        return [{"index": 0, "status": 200}]
 
     def _settle(self, rows: Sequence[Row], results: Sequence[BatchResult]) -> list[BatchResult]:
         """Delete what the server has recorded, and set aside what it refused for good. Returns the results."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+RELAYED = "llm_provider-"  # LiteLLM's proxy puts this before the headers of the service behind it
 ID_PREFIXES = ("chatcmpl-", "resp_", "msg_", "req-")  # the API takes each of them as a completion id
 
 
@@ -32,6 +33,11 @@ def is_reply(value: Any) -> bool:
     return not isinstance(value, Mapping) or _find_id(value) is not None
 
 
+def read_header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return a header of the service, also where LiteLLM's proxy passed it on under its own name."""
+    return headers.get(name) or headers.get(RELAYED + name)
+
+
 def _find_id(reply: Any) -> str | None:
     if isinstance(reply, str):
         return reply or None
@@ -43,7 +49,7 @@ def _find_id(reply: Any) -> str | None:
     metadata = getattr(reply, "response_metadata", None)
     if isinstance(metadata, dict):  # a message of LangChain, whose own id is another
         headers = metadata.get("headers") or {}  # of ChatOpenAI(include_response_headers=True)
-        found = metadata.get("id") or headers.get("x-completion-id")
+        found = metadata.get("id") or read_header(headers, "x-completion-id")
         return found if isinstance(found, str) else None
     return _known_id(getattr(reply, "id", None)) or _header_id(reply)
 
@@ -56,6 +62,6 @@ def _header_id(reply: Any) -> str | None:
     """Return the id in the response headers of a stream or of a raw response of OpenAI's client."""
     for holder in (reply, getattr(reply, "response", None), getattr(reply, "_response", None)):
         headers = getattr(holder, "headers", None)
-        if headers is not None and (found := headers.get("x-completion-id")):
-            return str(found)
+        if headers is not None and (found := read_header(headers, "x-completion-id")):
+            return found
     return None

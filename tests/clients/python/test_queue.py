@@ -57,6 +57,27 @@ async def test_changes_of_a_key_are_delivered_in_order(client: Attune, harness: 
     assert effective["value"] == -1.0
 
 
+async def test_withdrawals_are_delivered_in_their_place(
+    client: Attune, api: FaultyApi, harness: Harness, tmp_path: Path
+) -> None:
+    """The vote before a withdrawal is delivered first, and one after it counts, over a restart and lost responses."""
+    turn = await harness.turn()
+    with AWAY.queue(tmp_path / "votes.db", background=False) as queue:
+        for key in ("taken back", "voted again"):
+            queue.up(turn.id, key=key, source=key)
+            queue.withdraw_key(key)
+        queue.up(turn.id, key="voted again", source="voted again")
+        unknown = queue.withdraw_key("unknown", sent_at=5)
+        assert queue.withdraw_key("unknown", sent_at=5) == unknown and queue.pending == 6
+        queue._closed.set()  # the process ends without `close`
+    with client.queue(tmp_path / "votes.db", background=False) as queue:
+        api.faults = ["lose_response", error_response(503), "lose_response", "lose_response"]
+        queue.flush()
+        assert queue.pending == 0 and [(each.id, each.status) for each in queue.refused()] == [(unknown, 404)]
+    [effective] = [row for row in client.feedback.find(turn.id)["data"] if row["effective"]]
+    assert effective["source"]["id"] == "voted again"
+
+
 async def test_refused_feedback_is_set_aside(client: Attune, harness: Harness, tmp_path: Path) -> None:
     """An item that is refused affects no other, also if the server refuses the whole batch for its sake."""
     turn = await harness.turn()
@@ -146,6 +167,9 @@ def test_queue_retries_the_rest_of_a_batch(tmp_path: Path) -> None:
                     self.received.append(body["id"])
                 results.append({"index": index, "status": status})
             return results
+
+        def withdraw_key(self, key, *, sent_at=None):  # type: ignore[no-untyped-def]
+            raise AssertionError("nothing is withdrawn")
 
     server = HalfServer()
     with FeedbackQueue(tmp_path / "votes.db", server, background=False) as queue:

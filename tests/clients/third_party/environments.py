@@ -6,6 +6,7 @@ ATTUNE_TEST_CLIENTS names the folder, by default .attune/test-clients. An enviro
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,12 +22,14 @@ PIP_OPTIONS = ("--quiet", "--disable-pip-version-check")
 QUIET = {
     "CREWAI_DISABLE_TELEMETRY": "true",
     "CREWAI_TRACING_ENABLED": "false",
+    "GRADIO_ANALYTICS_ENABLED": "False",
     "HAYSTACK_TELEMETRY_ENABLED": "False",
     "HF_HUB_OFFLINE": "1",
     "LANGSMITH_TRACING": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OTEL_SDK_DISABLED": "true",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
 }
 
 
@@ -40,6 +43,27 @@ def run_program(client: str, program: str, base_url: str, api_key: str) -> subpr
         command = [str(folder / "bin" / "python"), str(HERE / client / program)]
     environment = {"PYTHONPATH": str(HERE / "shared"), **_connection(base_url, api_key)}
     return _run(command, folder, environment, seconds=400)
+
+
+def run_user_interface(client: str, app: Path, url: str, api_key: str) -> subprocess.CompletedProcess[str]:
+    """Run the program of a Python user interface with the file of an app; see shared/ui_program.py."""
+    folder = prepare(client)
+    paths = os.pathsep.join(str(path) for path in (HERE / "shared", REPOSITORY / "clients" / "python"))
+    connection = {"ATTUNE_URL": url, "ATTUNE_API_KEY": api_key, "ATTUNE_TEST_APP": str(app)}
+    connection["ATTUNE_TEST_PORT"] = str(free_port())
+    command = [str(folder / "bin" / "python"), str(HERE / client / "program.py")]
+    return _run(command, folder, {"PYTHONPATH": paths, **connection}, seconds=400)
+
+
+def free_port() -> int:
+    """Return a port for a server that takes long to start: none of those that the system gives to connections."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise OSError("no port is free")
 
 
 def run_pytest(

@@ -1,0 +1,58 @@
+"""Behind LiteLLM's proxy: it renames our headers, `assistant@v12` to `assistant`, and removes `id` from feedback."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from attune_client import Attune, completion_id
+from attune_client.feedback import with_id
+
+ID = "chatcmpl-9f2c"
+HEADERS = {
+    "llm_provider-x-completion-id": ID,
+    "llm_provider-x-policy-version": "assistant@v12",
+    "llm_provider-x-conversation-id": "conv-1",
+}
+REPLY = {"id": ID, "model": "assistant", "choices": [{"index": 0, "message": {"content": "Hello"}}]}
+
+
+def answer(request: httpx.Request) -> httpx.Response:
+    if json.loads(request.content)["stream"]:
+        return httpx.Response(200, headers=HEADERS, text="data: [DONE]\n\n")
+    return httpx.Response(200, headers=HEADERS, json=REPLY)
+
+
+@pytest.fixture
+def proxied() -> Attune:
+    http = httpx.Client(transport=httpx.MockTransport(answer))
+    return Attune("http://litellm", "sk-1", http_client=http)
+
+
+def test_headers_are_read_in_both_spellings(proxied: Attune) -> None:
+    reply, stream = proxied.chat.create("Hello"), proxied.chat.stream("Hello")
+    for found in (reply, stream):
+        assert (found.completion_id, found.version, found.conversation_id) == (ID, "assistant@v12", "conv-1")
+    assert completion_id(SimpleNamespace(id=None, response=httpx.Response(200, headers=HEADERS))) == ID
+    message: Any = SimpleNamespace(response_metadata={"headers": HEADERS})
+    assert completion_id(message) == ID
+
+
+@pytest.mark.parametrize(("id", "sent"), [("vote-1", "vote-1"), ("a b", None), ("vöte", None), ("v" * 256, None)])
+def test_id_of_feedback_is_also_sent_as_a_header(id: str, sent: str | None) -> None:
+    requests: list[httpx.Request] = []
+
+    def record(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(201, json={"id": "fb-1"})
+
+    client = Attune("http://litellm", "sk-1", http_client=httpx.Client(transport=httpx.MockTransport(record)))
+    client.feedback.up(ID, id=id)
+    client.feedback.up(ID, key="k")
+    client.feedback.up(ID)
+    first, keyed, other = requests
+    assert first.headers.get("idempotency-key") == sent and json.loads(first.content)["id"] == id
+    assert "idempotency-key" not in keyed.headers
+    assert other.headers["idempotency-key"] == json.loads(other.content)["id"]
+    assert with_id({"id": id})["id"] == id
