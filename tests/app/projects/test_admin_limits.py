@@ -180,7 +180,8 @@ async def test_event_streams_of_a_project(harness: Harness, live_url: str, other
         httpx2.AsyncClient(timeout=60) as client,
         client.stream("GET", path, headers=bearer(harness.key)) as first,
     ):
-        assert await anext(first.aiter_lines()) == "retry: 1000"
+        lines = first.aiter_lines()  # kept: the stream is closed with its iterator
+        assert await anext(lines) == "retry: 1000"
         full = await client.get(path, headers=bearer(harness.key))
         assert error_of(full) == (429, "too_many_streams") and full.headers["retry-after"] == "1"
         async with client.stream("GET", path, headers=bearer(other_key)) as other:
