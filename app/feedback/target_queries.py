@@ -14,6 +14,12 @@ from app.models import Origin, Turn, TurnMetadata, TurnState
 QUERIES_PER_STATEMENT = 100  # of up to 16 pairs each: well below any database's limit on parameters
 NEWEST = -1
 _HAS_REPLY = (Turn.deleted_at.is_(None), Turn.state != TurnState.REFUSED)
+_NEWEST_FIRST = (  # those that may be trained on before others, tasks last of all
+    case((Turn.origin == Origin.TASK, 1), else_=0),
+    case((Turn.exclusion_reason.is_not(None), 1), else_=0),
+    Turn.created_at.desc(),
+    Turn.id.desc(),
+)
 
 
 async def find_newest_turns(
@@ -53,10 +59,7 @@ async def _find_newest(
         other.c.number == first.c.number, other.c.position > 0, ~has_pair.correlate(Turn, other)
     )
     pair = aliased(TurnMetadata)
-    is_task = case((Turn.origin == Origin.TASK, 1), else_=0)
-    is_excluded = case((Turn.exclusion_reason.is_not(None), 1), else_=0)
-    order = (is_task, is_excluded, Turn.created_at.desc(), Turn.id.desc())
-    age = func.row_number().over(partition_by=first.c.number, order_by=order)
+    age = func.row_number().over(partition_by=first.c.number, order_by=_NEWEST_FIRST)
     is_first = and_(pair.project_id == project_id, pair.key == first.c.key, pair.value == first.c.value)
     matches = (
         select(first.c.number, Turn.completion_id, Turn.choice_index, age.label("age"))
@@ -70,6 +73,24 @@ async def _find_newest(
         index: Choice(completion_id=completion_id, choice_index=choice_index)
         for index, completion_id, choice_index in await session.execute(newest)
     }
+
+
+async def find_traced_turns(session: AsyncSession, project_id: str, trace_ids: Collection[str]) -> dict[str, Choice]:
+    """Return, by the trace of their requests (the header `traceparent`), the newest turn of each; others are left out.
+
+    Turns that may be trained on come first, and tasks last, as with metadata.
+    """
+    found: dict[str, Choice] = {}
+    ids = sorted(trace_ids)
+    for start in range(0, len(ids), QUERIES_PER_STATEMENT):
+        age = func.row_number().over(partition_by=Turn.trace_id, order_by=_NEWEST_FIRST)
+        in_traces = (Turn.project_id == project_id, Turn.trace_id.in_(ids[start : start + QUERIES_PER_STATEMENT]))
+        turns = select(Turn.trace_id, Turn.completion_id, Turn.choice_index, age.label("age"))
+        rows = turns.where(*in_traces, *_HAS_REPLY).subquery()
+        newest = select(rows.c.trace_id, rows.c.completion_id, rows.c.choice_index).where(rows.c.age == 1)
+        for trace_id, completion_id, choice_index in await session.execute(newest):
+            found[trace_id] = Choice(completion_id=completion_id, choice_index=choice_index)
+    return found
 
 
 async def find_numbered_turns(

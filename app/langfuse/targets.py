@@ -7,7 +7,7 @@ from app.chat.trace_ids import MESSAGE_KEY, TRACE_KEY
 from app.core.database import Database
 from app.feedback.repository import find_turns
 from app.feedback.schemas import Choice
-from app.feedback.target_queries import find_newest_turns
+from app.feedback.target_queries import find_newest_turns, find_traced_turns
 from app.feedback.unmatched import Reason
 from app.langfuse.schemas import Score
 from app.models import to_completion_id
@@ -22,8 +22,9 @@ Target = dict[str, Any]  # as a body of feedback names it
 async def find_targets(db: Database, project_id: str, scores: Sequence[Score]) -> list[Target | Reason]:
     """Return what each score is about, or why it is about nothing that is known.
 
-    The order is that of certainty: our own id of the reply, then the message that it was sent for, then its trace. A
-    score that names a reply is never about the conversation: the reply may be another model's.
+    The order is that of certainty: our own id of the reply, then the message that it was sent for, then its trace, by
+    metadata or by the header `traceparent`. A score that names a reply is never about the conversation: the reply may
+    be another model's.
     """
     ids = [_completion_ids(score) for score in scores]
     pairs = [_pairs(score) for score in scores]
@@ -31,12 +32,14 @@ async def find_targets(db: Database, project_id: str, scores: Sequence[Score]) -
     queries = [pair for own in pairs for pair in own]
     async with db.read() as session:
         found = iter(await find_newest_turns(session, project_id, queries))
+        traced = await find_traced_turns(session, project_id, {_trace(score) for score in scores} - {""})
     by_pair = [[next(found) for _ in own] for own in pairs]
     targets: list[Target | Reason] = []
     for score, own_ids, choices in zip(scores, ids, by_pair, strict=True):
         known = (id for id in own_ids if (project_id, id, 0) in turns)
         by_id = next((Choice(completion_id=id) for id in known), None)
-        choice = by_id or next((choice for choice in choices if choice is not None), None)
+        by_metadata = next((choice for choice in choices if choice is not None), None)
+        choice = by_id or by_metadata or traced.get(_trace(score))
         if choice is not None:
             targets.append(choice.model_dump())
         elif own_ids or choices:
@@ -52,6 +55,11 @@ def _completion_ids(score: Score) -> list[str]:
     """Return what may be our id of the reply, the surest first."""
     named = (score.find_metadata(*COMPLETION_KEYS), score.observation_id, score.trace_id)
     return [to_completion_id(id) for id in named if id]
+
+
+def _trace(score: Score) -> str:
+    """Return the trace that the score is about; none if it is about one observation, which may be another model's."""
+    return score.trace_id or "" if score.observation_id is None else ""
 
 
 def _pairs(score: Score) -> list[dict[str, str]]:

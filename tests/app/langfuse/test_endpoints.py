@@ -211,6 +211,20 @@ async def test_trace_is_found_by_its_message_alone(harness: Harness, scripted: S
     assert await unmatched(harness) == {}
 
 
+async def test_trace_of_opentelemetry_is_found_by_the_header_of_its_chats(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traced = {"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"}
+    first, title = await chat(harness, **traced), await chat(harness, **traced, **{"x-attune-task": "title_generation"})
+    assert title.trace_id == trace_id
+    assert (await post(harness, "scores", sdk_score(traceId=trace_id))).status_code == 200
+    one_of_them = sdk_score("s-2", traceId=trace_id, observationId="53995c3f42cd8ad8")
+    assert (await post(harness, "scores", one_of_them)).status_code == 200
+    assert [row.turn_id for row in await harness.all(Feedback)] == [first.id]
+    assert await unmatched(harness) == {"unknown_reply": 1}
+
+
 @pytest.mark.parametrize("kind", ["application/x-protobuf", "application/json"])
 @pytest.mark.parametrize("encoding", ["gzip", None])
 async def test_traces_are_taken_and_dropped(harness: Harness, kind: str, encoding: str | None) -> None:
