@@ -86,15 +86,21 @@ def read_text(path: Path) -> str:
     """Return a file's text. Raises CommandError if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{path} is not in UTF-8: save it with that encoding ({error})") from error
+    except OSError as error:
         raise CommandError(f"cannot read {path}: {error}") from error
 
 
 def read_csv(path: Path) -> VoteFile:
-    """Read a CSV file whose columns are fields of feedback. Raises CommandError if its columns are others."""
-    text = read_text(path)
-    reader = csv.DictReader(text.splitlines(keepends=True), restkey="")
-    columns = [name.strip() for name in reader.fieldnames or ()]
+    """Read a CSV file whose columns are fields of feedback. Raises CommandError if its columns are others.
+
+    Spreadsheets of many languages separate values by semicolons, and copied cells by tabs: the first line tells.
+    """
+    lines = read_text(path).splitlines(keepends=True)
+    header = lines[0] if lines else ""
+    reader = csv.DictReader(lines, restkey="", delimiter=max(",;\t", key=header.count))
+    columns = [name.strip().lower() for name in reader.fieldnames or ()]
     reader.fieldnames = columns
     if unknown := sorted(set(columns) - set(CSV_COLUMNS)):
         raise CommandError(f"{path}: unknown columns {', '.join(unknown)}; known are {', '.join(CSV_COLUMNS)}")

@@ -116,8 +116,8 @@ def _render(result: Row) -> Iterator[str]:
         yield f"left out: {result['drafts']} drafts, discarded or cancelled answers"
     problems = result["problems"]
     if problems:
-        unknown = f"{result['unmatched']} about replies that this project does not have"
-        yield f"not taken: {len(problems)}, of which {unknown}"
+        unmatched = f", {result['unmatched']} of them about replies that this project does not have"
+        yield f"not taken: {len(problems)}{unmatched if result['unmatched'] else ''}"
     for one in problems[:SHOWN_PROBLEMS]:
         yield f"  {one['place']}: {one['reason']}"
     if len(problems) > SHOWN_PROBLEMS:

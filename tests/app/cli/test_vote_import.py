@@ -58,6 +58,22 @@ async def test_csv_is_imported_and_counts_once(cli_harness: Harness, tmp_path: P
     assert ("binary", False, "ada") in await effective(cli_harness)
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+async def test_files_of_spreadsheets_are_read(cli_harness: Harness, tmp_path: Path, delimiter: str) -> None:
+    turn = await cli_harness.turn()
+    lines = [("Completion_ID", "Value", "Comment"), (turn.completion_id, "down", '"1,5 km, not 15"')]
+    file = write(tmp_path / "votes.csv", "\r\n".join(delimiter.join(line) for line in lines))
+    assert run(imports, ["votes", file]).stdout == f"{file}: 1 new\n"
+    assert [row.comment for row in await cli_harness.all(Feedback)] == ["1,5 km, not 15"]
+
+
+async def test_other_encodings_are_refused(cli_harness: Harness, tmp_path: Path) -> None:
+    file = tmp_path / "votes.csv"
+    file.write_bytes("completion_id,value,comment\nchatcmpl-1,up,schön\n".encode("latin-1"))
+    result = run(imports, ["votes", str(file)])
+    assert result.exit_code == 1 and "is not in UTF-8: save it with that encoding" in result.output
+
+
 async def test_lines_that_are_no_votes_are_named_and_the_others_are_taken(cli_harness: Harness, tmp_path: Path) -> None:
     turn = await cli_harness.turn()
     id = turn.completion_id
@@ -72,7 +88,7 @@ async def test_lines_that_are_no_votes_are_named_and_the_others_are_taken(cli_ha
     file = write(tmp_path / "votes.csv", "\n".join(["completion_id,kind,value,sent_at,key", *lines]))
     result = run(imports, ["votes", file])
     assert result.exit_code == 1
-    assert f"{file}: 2 new\nnot taken: 8, of which 1 about replies that this project does not have" in result.stdout
+    assert f"{file}: 2 new\nnot taken: 8, 1 of them about replies that this project does not have" in result.stdout
     reasons = {one["place"]: one["reason"] for one in import_votes(file)["problems"]}
     assert {place: reason.partition(":")[0][:40] for place, reason in reasons.items()} == {
         "line 3": "it has no value",
