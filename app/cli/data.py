@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from app.cli.client import Api, CommandError, drop_unset
-from app.cli.options import Json
+from app.cli.options import Json, Yes
 from app.cli.output import Row, print_object
 from app.cli.vote_import import import_votes
 
@@ -171,7 +171,7 @@ def export_subject(
 @subjects.command("erase")
 def erase_subject(
     id: SubjectId,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")] = False,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Delete all of the person's data. Versions that were trained on it are marked, and a rollback is proposed."""

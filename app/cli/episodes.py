@@ -7,7 +7,7 @@ from urllib.parse import quote
 import typer
 
 from app.cli.client import Api, drop_unset
-from app.cli.options import Json
+from app.cli.options import Json, Yes
 from app.cli.output import Column, Renderable, Row, format_time, make_table, print_list, print_object
 
 episodes = typer.Typer(no_args_is_help=True, help="Look at the episodes of agents: how they ended, and their chats.")
@@ -61,9 +61,12 @@ def show_episode(id: Annotated[str, typer.Argument(help="ep-…")], json: Json =
 
 
 @episodes.command("delete")
-def delete_episode(id: Annotated[str, typer.Argument(help="ep-…")], json: Json = False) -> None:
+def delete_episode(id: Annotated[str, typer.Argument(help="ep-…")], yes: Yes = False, json: Json = False) -> None:
     """Erase the content of an episode and of all its chats. An open one ends as abandoned."""
-    deleted = Api().delete(f"/v1/episodes/{quote(id, safe='')}")
+    api, path = Api(), f"/v1/episodes/{quote(id, safe='')}"
+    if not yes:
+        typer.confirm(f"Erase {api.get(path)['num_turns']} chats permanently?", abort=True, err=True)
+    deleted = api.delete(path)
     print_object(deleted, json, lambda row: f"deleted {row['id']} with all its chats")
 
 

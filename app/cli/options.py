@@ -12,6 +12,7 @@ from app.core.settings import get_settings
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 PolicyName = Annotated[str | None, typer.Option("--policy", help="the policy's name; default: ATTUNE_POLICY")]
 VersionNumber = Annotated[str, typer.Argument(metavar="VERSION", help="a version number, as 12 or v12")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
 Reason = Annotated[str | None, typer.Option(help="a note for the audit log")]
 Home = Annotated[Path | None, typer.Option(help="the service's folder; default: ATTUNE_HOME, or .attune")]
 JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="a JSON file")]

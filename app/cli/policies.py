@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.client import Api, CommandError, drop_unset
-from app.cli.options import Json, Reason
+from app.cli.options import Json, Reason, Yes
 from app.cli.output import Column, Row, parenthesize, print_list, print_object
 
 policies = typer.Typer(no_args_is_help=True, help="Policies over one base model, each with settings of its own.")
@@ -124,7 +124,7 @@ def unarchive(name: Name, reason: Reason = None, json: Json = False) -> None:
 @policies.command("delete")
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Delete an archived policy for good, with the files of its versions."""

@@ -42,5 +42,7 @@ async def test_chats_are_shown_as_a_tree(cli_harness: Harness) -> None:
     assert "one of 2 attempts of the group ticket-7" in shown
     listed = json.loads(run(app, ["episodes", "list", "--group", "ticket-7", "--json"]).stdout)
     assert [row["id"] for row in listed] == [episode["id"]]
-    assert "with all its chats" in run(app, ["episodes", "delete", episode["id"]]).output
+    declined = run(app, ["episodes", "delete", episode["id"]], input="n\n")
+    assert declined.exit_code == 1 and "Erase 5 chats permanently?" in declined.output
+    assert "with all its chats" in run(app, ["episodes", "delete", episode["id"], "--yes"]).output
     assert "ended (abandoned)" in run(app, ["episodes", "show", episode["id"]]).output
