@@ -120,12 +120,6 @@ async def make_step(session: AsyncSession, policy: Policy, step: Step) -> None:
     await session.flush()
 
 
-async def finish_at_once(session: AsyncSession, policy: Policy) -> None:
-    """Make all steps in this transaction, for a look at their result. The caller holds the policy's lock."""
-    while (step := await plan_step(session, policy.id)) is not None:
-        await make_step(session, policy, step)
-
-
 async def _take_first(session: AsyncSession, versions: Sequence[LineVersion]) -> list[LineVersion]:
     """Return the first of the versions whose batches have at most STEP samples together, and at least one."""
     ids = [version.batch_id for version in versions if version.batch_id is not None]

@@ -128,7 +128,9 @@ async def expect(harness: Harness, acts: Sequence[Act]) -> State:
             for name, number in acts:
                 await act(session, policy_id, name, number)
                 await session.flush()
-                await line_moves.finish_at_once(session, await lock_policy(session, policy_id))
+                policy = await lock_policy(session, policy_id)
+                while (step := await line_moves.plan_step(session, policy_id)) is not None:
+                    await line_moves.make_step(session, policy, step)
             state = await read_state(session)
             raise Crash
     except Crash:
