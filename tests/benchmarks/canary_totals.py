@@ -11,13 +11,10 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
-import psycopg
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -25,13 +22,13 @@ from alignment.config.rewards import RewardsConfig
 from alignment.release.canary import CanaryConfig
 from alignment.release.shadow import ShadowConfig
 from app.core.database import Database
-from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.deployments import comparison
 from app.main import create_app
 from app.models import Deployment, Policy, Version
 from app.projects.service import bootstrap, create_key
-from tests.benchmarks.growth import SELECT_INDEXES, SERVER
+from tests.benchmarks.grown_databases import add_arguments, iterate_databases
+from tests.benchmarks.growth import SELECT_INDEXES
 
 CHUNK_SIZE = 250_000
 TABLES = ("turns", "rewards", "rollouts", "judgements")
@@ -193,30 +190,13 @@ async def measure(settings: Settings, rounds: int) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", nargs="+", type=int, default=[100_000, 1_000_000])
+    add_arguments(parser, [100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--keep", action="store_true", help="do not drop the databases")
-    parser.add_argument("--existing", nargs="+", default=[], help="measure these databases, which were kept before")
     args = parser.parse_args()
     results: dict[str, dict[str, str]] = {}
-    databases = [(name, None) for name in args.existing] or [(f"attune_canary_{n}", n) for n in args.turns]
-    with TemporaryDirectory() as home, psycopg.connect(SERVER, autocommit=True) as server:
-        for name, turns in databases:
-            url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
-            settings = Settings(
-                database={"url": url}, policy="shop", home=Path(home), workers={"reconcile_seconds": 3600}
-            )
-            try:
-                if turns is not None:
-                    server.execute(f"CREATE DATABASE {name}")
-                upgrade(url)
-                if turns is not None:
-                    asyncio.run(prepare(settings, turns))
-                results[name] = asyncio.run(measure(settings, args.rounds))
-                print(name, results[name], f"load average {os.getloadavg()[0]:.1f}", flush=True)
-            finally:
-                if turns is not None and not args.keep:
-                    server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    for name, settings in iterate_databases(args, "attune_canary", prepare):
+        results[name] = asyncio.run(measure(settings, args.rounds))
+        print(name, results[name], f"load average {os.getloadavg()[0]:.1f}", flush=True)
     print(f"| milliseconds, first / later | {' | '.join(results)} |")
     print(f"|---|{'---|' * len(results)}")
     for act in next(iter(results.values())):

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median, quantiles
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import httpx2
@@ -25,13 +24,12 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import Database
-from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.main import create_app
 from app.models import Engine, EngineState, Policy, Turn, Version
 from app.projects.service import bootstrap, create_key
+from tests.benchmarks.grown_databases import SERVER, add_arguments, iterate_databases
 
-SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 BATCH_SIZE = 96
 TURNS_PER_VERSION = 2 * BATCH_SIZE  # half of the turns are rated
 CHUNK_SIZE = 50_000
@@ -271,31 +269,14 @@ async def measure(settings: Settings, database: str, rounds: int) -> tuple[int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", nargs="+", type=int, default=[10_000, 1_000_000])
+    add_arguments(parser, [10_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--keep", action="store_true", help="do not drop the databases")
-    parser.add_argument("--existing", nargs="+", default=[], help="measure these databases, which were kept before")
     args = parser.parse_args()
     results: dict[int, dict[str, Figures]] = {}
-    databases = [(name, None) for name in args.existing] or [(f"attune_growth_{n}", n) for n in args.turns]
-    with TemporaryDirectory() as home, psycopg.connect(SERVER, autocommit=True) as server:
-        for name, turns in databases:
-            url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
-            settings = Settings(
-                database={"url": url}, policy="shop", home=Path(home), workers={"reconcile_seconds": 3600}
-            )
-            try:
-                if turns is not None:
-                    server.execute(f"CREATE DATABASE {name}")
-                upgrade(url)
-                if turns is not None:
-                    asyncio.run(prepare(settings, turns))
-                number, pages = asyncio.run(measure(settings, name, args.rounds))
-                results[number] = pages
-                print(f"{name}: load average {os.getloadavg()[0]:.1f}", flush=True)
-            finally:
-                if turns is not None and not args.keep:
-                    server.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+    for name, settings in iterate_databases(args, "attune_growth", prepare):
+        number, pages = asyncio.run(measure(settings, name, args.rounds))
+        results[number] = pages
+        print(f"{name}: load average {os.getloadavg()[0]:.1f}", flush=True)
     load = f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}"
     print(f"{load}; {args.rounds} requests a page, p50 / p99 ms (processor time)\n")
     print(f"| page | {' | '.join(f'{turns:,} turns' for turns in results)} |")

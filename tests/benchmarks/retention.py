@@ -22,7 +22,8 @@ from app.models import Policy, Turn, new_id
 from app.policies.repository import list_versions
 from app.privacy import retention
 from app.projects.service import bootstrap
-from tests.benchmarks.growth import SERVER, insert_history
+from tests.benchmarks.grown_databases import SERVER, database_url
+from tests.benchmarks.growth import insert_history
 from tests.support.turns import make_turn
 
 
@@ -98,7 +99,7 @@ def main() -> None:
     with psycopg.connect(SERVER, autocommit=True) as server:
         server.execute(f"CREATE DATABASE {name}")
         try:
-            url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
+            url = database_url(name)
             upgrade(url)
             asyncio.run(
                 measure(Settings(database={"url": url}, policy="shop", home=Path("/tmp")), args.turns, args.expired)

@@ -21,11 +21,11 @@ from app.core.migrate import upgrade
 from app.core.settings import Settings
 from app.models import Batch, BatchState, Feedback, Policy, Sample, SampleState, Turn, TurnState, new_id
 from app.projects.service import bootstrap
+from tests.benchmarks.grown_databases import SERVER, database_url
 from workers.curate import curate
 from workers.reconcile import reconcile
 from workers.training.assemble import assemble
 
-SERVER = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test")
 BATCH_SIZE = 96
 INSERT_OLD_ROWS = (
     # All rows of turns that have been trained on, CHUNK_SIZE turns at a time.
@@ -180,7 +180,7 @@ def main() -> None:
         with psycopg.connect(SERVER, autocommit=True) as server:
             server.execute(f"CREATE DATABASE {name}")
             try:
-                url = SERVER.rpartition("/")[0].replace("postgresql://", "postgresql+psycopg://") + f"/{name}"
+                url = database_url(name)
                 upgrade(url)
                 settings = Settings(database={"url": url}, policy="shop", trainer={"batch_size": BATCH_SIZE})
                 curate_ms, assemble_ms, reconcile_ms = asyncio.run(measure(settings, turns, args.rounds))
