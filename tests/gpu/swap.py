@@ -192,6 +192,7 @@ def main() -> None:
     parser.add_argument("--people", type=int, default=8)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two swaps")
     parser.add_argument("--python", default=str(PYTHON), help="the interpreter that has SGLang")
+    parser.add_argument("--flag", action="append", default=[], help="one more flag of SGLang, as --flag=--page-size=16")
     arguments = parser.parse_args()
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "CPU"
     lora = LoRAConfig(r=arguments.rank, alpha=2 * arguments.rank)
@@ -207,6 +208,7 @@ def main() -> None:
             "dtype": arguments.dtype,
             "adapter": adapter_spec(model, lora),
             "max_loras_per_batch": LOADED_ADAPTERS + 4,
+            "extra_flags": tuple(arguments.flag),
         }
         with sglang(model, START_SECONDS, **spec) as engine:
             print(

@@ -146,8 +146,12 @@ def main() -> None:
                         device=arguments.device,
                         max_mismatch=5.0,  # random weights in bfloat16: every log-prob is near −log(vocabulary)
                     )
-                    speed, peak = measure(model, batch, config)
-                    print(f"| {label} | {rank} | {'yes' if checkpointing else 'no'} | {speed:,.0f} | {peak:.2f} × |")
+                    try:
+                        speed, peak = measure(model, batch, config)
+                        figures = f"{speed:,.0f} | {peak:.2f} ×"
+                    except torch.OutOfMemoryError:
+                        figures = "out of memory |"
+                    print(f"| {label} | {rank} | {'yes' if checkpointing else 'no'} | {figures} |", flush=True)
         print(f"\nLargest |bfloat16 − float32| of a log-prob: {bfloat16_error(model, batch, arguments.device):.3f}")
 
 
