@@ -41,7 +41,8 @@ from app.feedback.feedback_limits import FeedbackLimits
 from app.feedback.feedback_writer import FeedbackWriter
 from app.feedback.token_counts import TokenCounter
 from app.feedback.vote_endpoints import router as votes
-from app.inference.client import EnginePool, load_engine_keys
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
 from app.langfuse.endpoints import router as langfuse
 from app.langfuse.errors import error_body as langfuse_error
 from app.messages.endpoints import router as messages

@@ -16,7 +16,9 @@ from uuid import uuid4
 
 from alignment.trainer.base_probe import BaseProbe
 from app.core.settings import Settings
-from app.inference.client import EngineClient, EnginePool, load_engine_keys
+from app.inference.engine import EngineClient
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine
 from app.policies.service import list_ready_engines
@@ -82,7 +84,7 @@ async def _ready_engines(context: WorkerContext) -> list[Engine]:
 async def compare_with_engines(settings: Settings, engines: Sequence[Engine], probe: BaseProbe) -> ParityRecord:
     """Return the first refusal of the engines, or else the record of the largest differences."""
     async with EnginePool(load_engine_keys(settings)) as pool:
-        clients = [pool.get(engine.url) for engine in engines]
+        clients = [pool.get(engine) for engine in engines]
         records = await asyncio.gather(*(compare_with_engine(settings, client, probe) for client in clients))
     return max(records, key=lambda record: (record.reason is not None, record.base, record.adapter))
 

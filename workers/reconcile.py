@@ -15,7 +15,9 @@ from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.datasets import removal
 from app.feedback import settled_votes, token_counts
-from app.inference.client import EngineClient, EnginePool, load_engine_keys
+from app.inference.engine import EngineClient
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import (
     LOST_REASON,
@@ -175,7 +177,7 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
         engines = await service.list_ready_engines(session)
     async with EnginePool(load_engine_keys(settings)) as pool:
         for engine in engines:
-            client = pool.get(engine.url)
+            client = pool.get(engine)
             for name in sorted((set(engine.loaded) | await _unrecorded_adapters(db, client, engine)) - needed):
                 await _unload(db, settings, client, engine, name)
 

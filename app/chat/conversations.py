@@ -16,7 +16,7 @@ from sqlalchemy.orm import aliased
 
 from app.chat import histories
 from app.chat.histories import History
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.request import ChatCall
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Origin, Turn, TurnState

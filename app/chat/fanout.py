@@ -10,7 +10,7 @@ import anyio
 
 from app.core.errors import AttuneError
 from app.inference.capture import Capture
-from app.inference.client import Completion, EngineClient
+from app.inference.engine import Completion, EngineClient
 from app.inference.request import ChatCall
 from app.inference.stream import abort_until_done
 from app.inference.transport import EngineRefused, EngineUnavailable

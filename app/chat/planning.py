@@ -37,9 +37,10 @@ from app.core.database import Database, now
 from app.core.errors import BadRequest
 from app.core.http import Services
 from app.core.settings import Settings
-from app.deployments.version_router import EngineAddresses, RequestIdentity, VersionRouter
-from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool
+from app.deployments.version_router import RequestIdentity, RoutedEngine, VersionRouter
+from app.inference.engine import BASE_WEIGHTS, EngineClient
 from app.inference.output_length import limit_to_room
+from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
 from app.models import EpisodeSampling, Origin, Sample, Turn, new_id, to_completion_id
 from app.projects.auth import Caller
@@ -261,12 +262,11 @@ async def plan_completion(
 
 
 def _choose_engines(
-    pool: EnginePool, engines: EngineAddresses, hash: int
+    pool: EnginePool, engines: tuple[RoutedEngine, ...], hash: int
 ) -> tuple[PlannedEngine, PlannedEngine | None]:
     """Return the conversation's engine, whose cache has its prefix, and the next one, if there is one."""
-    first, second = [
-        PlannedEngine(name, pool.get(url)) for name, url in (engines[(hash + at) % len(engines)] for at in range(2))
-    ]
+    candidates = [engines[(hash + at) % len(engines)] for at in range(2)]
+    first, second = [PlannedEngine(engine.name, pool.get(engine)) for engine in candidates]
     return first, second if len(engines) > 1 else None
 
 

@@ -8,7 +8,8 @@ from app.core.http import Services
 from app.core.settings import Settings
 from app.deployments.version_router import RequestIdentity, VersionRouter
 from app.inference import system_messages
-from app.inference.client import EngineClient, EnginePool
+from app.inference.engine import EngineClient
+from app.inference.pool import EnginePool
 from app.inference.request import ChatCall
 from app.models import new_id
 from app.projects.auth import Caller
@@ -20,8 +21,7 @@ async def find_engine(services: Services, caller: Caller, model: str) -> EngineC
     target = await router.resolve(caller.project_id, model)
     identity = RequestIdentity(caller.key_id, conversation_id="")
     route = await router.select_policy_and_version(caller.project_id, target, identity)
-    _, url = route.engines[0]
-    return services.get(EnginePool).get(url)
+    return services.get(EnginePool).get(route.engines[0])
 
 
 async def takes_late_system(services: Services, caller: Caller, model: str) -> bool:

@@ -27,7 +27,7 @@ from app.core.http import services_of, settings_of
 from app.core.request_log import add_log_fields
 from app.deployments.version_router import VersionNotLoaded
 from app.inference.capture import Capture
-from app.inference.client import Completion
+from app.inference.engine import Completion
 from app.inference.request import ChatCall, Sampling
 from app.inference.transport import EngineRefused, EngineTimeout, EngineUnavailable
 from app.models import ENGINE_REFUSED, TurnState

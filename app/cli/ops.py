@@ -171,7 +171,7 @@ def _render_status(body: Row) -> Iterator[Renderable]:
     for engine in body["engines"]:
         heartbeat = engine["heartbeat_at"]
         age = f", last heartbeat {time.time() - heartbeat:.0f} s ago" if heartbeat else ""
-        yield f"engine {engine['name']}: {engine['state']}, {len(engine['loaded'])} adapters{age}"
+        yield f"engine {engine['name']} ({engine['kind']}): {engine['state']}, {len(engine['loaded'])} adapters{age}"
         if engine["reason"]:
             yield f"  {engine['reason']}"
         for name, error in engine["not_loaded"].items():

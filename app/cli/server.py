@@ -237,7 +237,7 @@ def engine(
         Path | None, typer.Option(help="a file that exists while the engine takes traffic, for readiness probes")
     ] = None,
 ) -> None:
-    """Run one SGLang replica under a supervisor."""
+    """Run one engine (`engine.kind`, SGLang by default) under a supervisor."""
     require_compatible_schema(get_settings().database_url)
     require_adapter_shape(get_settings())
     exec_module("workers.engine", *(["--ready-file", str(ready_file)] if ready_file else []))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, exists, or_, select
 from sqlalchemy.engine import Connection
@@ -48,9 +48,16 @@ from app.policies.service import is_loaded
 # Versions in these states never answer a request, whatever it names.
 NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
 BY_NUMBER = "v#"  # a key of SELECT_BY_ALIAS that is no alias
-EngineAddresses = tuple[tuple[str, str], ...]  # name and URL of each ready engine that has loaded a version
 UNLOADABLE_RETRY_SECONDS = 30.0  # files are restored by people
 MAX_ROUTES = 1024  # more names than this within the cache's lifetime are guesses of a client
+
+
+class RoutedEngine(NamedTuple):
+    """A ready engine that has loaded a version."""
+
+    name: str
+    url: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class RoutingRules:
 @dataclass(frozen=True)
 class Route:
     model: ResolvedModel
-    engines: EngineAddresses  # empty only where the rules may select another version
+    engines: tuple[RoutedEngine, ...]  # empty only where the rules may select another version
     route_reason: str = RouteReason.REQUESTED
     rules: RoutingRules = RoutingRules()
     is_unloadable: bool = False  # an engine has tried to load the version, and could not
@@ -318,9 +325,9 @@ def _read_ready_engines(connection: Connection) -> Sequence[Any]:
     return engines
 
 
-def _engines_with(ready: Sequence[Any], model: ResolvedModel) -> EngineAddresses:
+def _engines_with(ready: Sequence[Any], model: ResolvedModel) -> tuple[RoutedEngine, ...]:
     """Return those that have loaded the version."""
-    return tuple((row.name, row.url) for row in ready if is_loaded(row, model))
+    return tuple(RoutedEngine(row.name, row.url, row.kind) for row in ready if is_loaded(row, model))
 
 
 def _is_unloadable(ready: Sequence[Any], model: ResolvedModel) -> bool:
@@ -328,7 +335,7 @@ def _is_unloadable(ready: Sequence[Any], model: ResolvedModel) -> bool:
     return any(model.adapter in load_errors.read(row) for row in ready)
 
 
-def _require_engines(engines: EngineAddresses, model: ResolvedModel) -> EngineAddresses:
+def _require_engines(engines: tuple[RoutedEngine, ...], model: ResolvedModel) -> tuple[RoutedEngine, ...]:
     """Raise NotFound if there are none."""
     if not engines:
         raise NotFound(f"{model.name} is not loaded.", code="model_not_found", param="model")
@@ -410,7 +417,16 @@ SELECT_PIN = (
     .limit(1)
 )
 SELECT_READY_ENGINES = (
-    select(Engine.name, Engine.url, Engine.loaded, Engine.weights, Engine.swapping_until, Engine.state, Engine.reason)
+    select(
+        Engine.name,
+        Engine.url,
+        Engine.kind,
+        Engine.loaded,
+        Engine.weights,
+        Engine.swapping_until,
+        Engine.state,
+        Engine.reason,
+    )
     .where(Engine.state == EngineState.READY)
     .order_by(Engine.name)
 )

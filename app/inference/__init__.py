@@ -1,1 +1,4 @@
-"""The client of SGLang engines. Only this package and workers.engine, which starts engines, know SGLang."""
+"""Inference: what an engine must do (`engine`), and a package for each kind of engine that does it.
+
+Only the pool imports those packages: everything else works with the protocol.
+"""

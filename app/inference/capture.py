@@ -39,32 +39,6 @@ class Capture:
         return message
 
 
-def capture_choice(call: ChatCall, choice: dict[str, Any]) -> Capture:
-    """Return the capture of a whole reply, which is a choice of SGLang's response."""
-    meta, message = choice["meta_info"], choice["message"]
-    received = Capture(
-        prompt_ids=choice["prompt_token_ids"] or [],
-        output_ids=choice["response_token_ids"] or [],
-        logprobs=[to_logprob(logprob) for logprob, _, _ in meta["output_token_logprobs"]],
-        text=message["content"] or "",
-        tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
-        finish_reason=choice["finish_reason"],
-        weight_versions=[
-            {name: span[name] for name in ("version", "start", "end")} for span in meta.get("weight_versions") or ()
-        ],
-    )
-    scored_ids = [token_id for _, token_id, _ in meta["output_token_logprobs"]]
-    if len(received.output_ids) == len(scored_ids) and received.output_ids != scored_ids:
-        received = replace(received, exclusion_reason="the engine's log-probs belong to other tokens")
-    return build_capture(call, received)
-
-
-def _to_openai_tool_call(tool_call: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool call without the index that SGLang adds to whole replies."""
-    function = {"name": tool_call["function"]["name"], "arguments": tool_call["function"]["arguments"]}
-    return {"id": tool_call["id"], "type": "function", "function": function}
-
-
 def build_capture(call: ChatCall, received: Capture) -> Capture:
     """Return what the engine sent as the capture of this call.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import orjson
 
 from app.core.errors import BadRequest
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.request import ChatCall
 from app.inference.transport import EngineRefused, EngineUnavailable
 

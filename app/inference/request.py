@@ -1,4 +1,4 @@
-"""Build the bodies of SGLang's chat requests. An allow-list: other fields never reach the engine."""
+"""ChatCall, the request for one reply. An allow-list: other fields never reach an engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -9,7 +9,7 @@ import orjson
 MESSAGE_FIELDS = ("role", "name", "tool_call_id", "tool_calls")
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 NO_ARGUMENTS = "{}"
-MAX_ARGUMENT_LEVELS = 64  # SGLang copies the arguments recursively
+MAX_ARGUMENT_LEVELS = 64  # engines copy the arguments recursively
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ChatCall:
 
     @property
     def max_tool_calls(self) -> int:
-        """The number of tool calls to pass on. SGLang obeys `parallel_tool_calls` only under a grammar."""
+        """The number of tool calls to pass on. Engines obey `parallel_tool_calls` only under a grammar."""
         return 128 if self.parallel_tool_calls else 1
 
     @property
@@ -109,35 +109,6 @@ class ChatCall:
             or self.forbids_tool_calls
             or any(tool.get("function", {}).get("strict") for tool in self.tools)
         )
-
-    def body(self, *, stream: bool) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "rid": self.rid,
-            "model": self.model,
-            "messages": engine_messages(self.messages),
-            **self.sampling.body(),
-            "stream": stream,
-            "logprobs": True,
-        }
-        if stream:
-            body["return_input_ids_in_sglext"] = True
-            body["return_output_ids_in_sglext"] = True
-            if self.include_usage:
-                body["stream_options"] = {"include_usage": True}
-                if self.names_stop_text:
-                    body["stream_options"]["continuous_usage_stats"] = True
-        else:
-            body["return_token_ids"] = True
-            body["return_meta_info"] = True
-        optional = {
-            "top_logprobs": self.top_logprobs or None,
-            "lora_path": self.adapter,
-            "extra_key": self.extra_key,
-            "input_ids": self.prompt_ids,
-            "priority": self.priority,
-            "response_format": None if self.requires_tool_call else self.response_format,
-        }
-        return body | {name: value for name, value in optional.items() if value is not None} | self.tool_fields()
 
     def tool_fields(self) -> dict[str, Any]:
         if not self.tools:
@@ -174,7 +145,7 @@ def _engine_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_arguments(arguments: str) -> str:
-    """Return the arguments of a past call as SGLang renders them, which takes JSON objects only.
+    """Return the arguments of a past call as engines render them, which take JSON objects only.
 
     A call that was cut, or whose model wrote something else, has no arguments in the prompt: refusing it would refuse
     every later turn of the conversation.

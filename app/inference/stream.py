@@ -1,9 +1,10 @@
 """ChatStream: one streamed reply, passed on chunk by chunk and captured as a whole."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 import anyio
@@ -11,26 +12,27 @@ import orjson
 
 from app.inference.capture import Capture, build_capture, to_logprob
 from app.inference.request import ChatCall
-from app.inference.transport import EngineRefused, EngineTransport, EngineUnavailable, to_engine_error
+from app.inference.transport import EngineRefused, EngineTransport, EngineUnavailable
 
 ABORT_TIMEOUT_SECONDS = 5.0
 ABORT_INTERVAL_SECONDS = 0.5
-ENGINE_ONLY_FIELDS = ("matched_stop", "hidden_states")
-STOP_TEXT_FIELD = "matched_stop"
 
 
 async def abort_until_done(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[Any]) -> None:
     """Repeat the abort until the reply has ended. Raises what `abort` raises.
 
-    An abort may arrive before the request that it belongs to, and SGLang ignores an abort of an unknown request.
+    An abort may arrive before the request that it belongs to, and engines ignore an abort of an unknown request.
     """
     while not reply.done():
         await abort(rid)
         await asyncio.wait([reply], timeout=ABORT_INTERVAL_SECONDS)
 
 
-class StreamState:
-    """Collects the tokens of a streamed reply from the engine's chunks, and returns the chunks for the client."""
+class StreamState(ABC):
+    """Collects the tokens of a streamed reply from the engine's chunks, and returns the chunks for the client.
+
+    Each kind of engine has a subclass, which knows where in its chunks the ids are.
+    """
 
     def __init__(self, call: ChatCall) -> None:
         self.call = call
@@ -38,14 +40,18 @@ class StreamState:
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: str | None = None
+        self.weight_versions: list[dict[str, Any]] = []  # as in Capture
         self._text: list[str] = []
         self._tool_calls: dict[int, dict[str, Any]] = {}
 
+    @abstractmethod
+    def take_engine_fields(self, chunk: dict[str, Any]) -> None:
+        """Record the ids of a chunk, and remove what is not OpenAI's. A choice may keep `matched_stop`, the stop text
+        that ended the reply."""
+
     def add_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """Return the chunk as OpenAI sends it, or None if it holds nothing for the client."""
-        if (extra := chunk.pop("sglext", None)) is not None:
-            self.prompt_ids = extra["input_ids"]
-            self.output_ids = extra["output_ids"][0]
+        self.take_engine_fields(chunk)
         if not chunk["choices"]:
             return chunk if self.call.include_usage and chunk.get("usage") else None
         choice = chunk["choices"][0]
@@ -54,11 +60,8 @@ class StreamState:
         if (tool_calls := delta.get("tool_calls")) is not None:
             allowed = [part for part in tool_calls if part["index"] < self.call.max_tool_calls]
             delta.pop("tool_calls") if not allowed else delta.update(tool_calls=allowed)
-        if delta.get("reasoning_content") is None:
-            delta.pop("reasoning_content", None)
-        for name in ENGINE_ONLY_FIELDS:
-            if not (self.call.names_stop_text and name == STOP_TEXT_FIELD):
-                choice.pop(name, None)
+        if not self.call.names_stop_text:
+            choice.pop("matched_stop", None)
         if not self.call.logprobs:
             choice["logprobs"] = None
         # The engine sends the log-probs of tokens without text in separate chunks.
@@ -96,10 +99,16 @@ class StreamState:
             text="".join(self._text),
             tool_calls=[self._tool_calls[index] for index in sorted(self._tool_calls)],
             finish_reason=self.finish_reason,
-            weight_versions=[],  # SGLang reports them only for replies that are not streamed
+            weight_versions=self.weight_versions,
             exclusion_reason=interruption,
         )
         return build_capture(self.call, received)
+
+
+class BuildBody(Protocol):
+    """Builds the body of a kind of engine's chat request."""
+
+    def __call__(self, call: ChatCall, *, stream: bool) -> dict[str, Any]: ...
 
 
 class ChatStream:
@@ -110,9 +119,18 @@ class ChatStream:
     connection, because a cancelled read would close it and lose those ids.
     """
 
-    def __init__(self, transport: EngineTransport, call: ChatCall, abort: Callable[[str], Awaitable[None]]) -> None:
-        self.call, self._transport, self._abort = call, transport, abort
-        self._state = StreamState(call)
+    def __init__(
+        self,
+        transport: EngineTransport,
+        state: StreamState,
+        build_body: BuildBody,
+        abort: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self.call = state.call
+        self._transport = transport
+        self._state = state
+        self._build_body = build_body
+        self._abort = abort
         self._chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._opened = asyncio.Event()
         self._reader: asyncio.Task[None]
@@ -140,7 +158,8 @@ class ChatStream:
 
     async def _read(self) -> None:
         try:
-            async with self._transport.open("/v1/chat/completions", self.call.body(stream=True)) as response:
+            body = self._build_body(self.call, stream=True)
+            async with self._transport.open("/v1/chat/completions", body) as response:
                 await self._relay(response)
         finally:
             self._opened.set()
@@ -154,7 +173,7 @@ class ChatStream:
                 return
             chunk = orjson.loads(data)
             if "error" in chunk:
-                raise to_engine_error(int(chunk["error"].get("code") or 500), data)
+                raise self._transport.to_error(int(chunk["error"].get("code") or 500), data)
             if (client_chunk := self._state.add_chunk(chunk)) is not None:
                 self._chunks.put_nowait(client_chunk)
         raise EngineUnavailable(f"The engine at {self._transport.url} closed the stream before the reply was complete.")
@@ -181,7 +200,7 @@ class ChatStream:
 
 
 async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the data of each server-sent event. SGLang writes one `data:` line for each."""
+    """Yield the data of each server-sent event. Engines write one `data:` line for each."""
     buffer = b""
     async for part in response.content.iter_any():
         *events, buffer = (buffer + part).split(b"\n\n")

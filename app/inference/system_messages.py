@@ -3,7 +3,7 @@
 import time
 from weakref import WeakKeyDictionary
 
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.request import ChatCall, Sampling
 from app.inference.transport import EngineRefused, EngineUnavailable
 

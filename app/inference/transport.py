@@ -8,9 +8,7 @@ AttuneError
 └── EngineRefused             the engine rejected the request: a retry will not help
 """
 
-import logging
-import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,12 +17,9 @@ import orjson
 
 from app.core.errors import AttuneError, Unavailable
 
-log = logging.getLogger("attune.engines")
-# SGLang's uvicorn closes idle connections after five seconds; closing first avoids writing to a closing connection.
+# The engines' uvicorn closes idle connections after five seconds; closing first avoids writing to a closing connection.
 KEEPALIVE_SECONDS = 3.0
 CONNECT_SECONDS = 2.0
-# In SGLang's messages.
-CONTEXT_TOO_LONG = re.compile(r"context length|maximum allowed length|max_completion_tokens is too large")
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
@@ -41,10 +36,12 @@ class EngineTimeout(EngineUnavailable):
 
 
 class EngineRefused(AttuneError):
-    """The engine rejected a request. A mistake of the client results in 400, anything else (a wrong key) in 502."""
+    """The engine rejected a request. A mistake of the client results in 400, anything else (a wrong key) in 502.
 
-    def __init__(self, engine_status: int, message: str) -> None:
-        is_too_long = CONTEXT_TOO_LONG.search(message) is not None
+    `is_too_long`: the prompt and its reply exceed the context length.
+    """
+
+    def __init__(self, engine_status: int, message: str, *, is_too_long: bool = False) -> None:
         code, param = ("context_length_exceeded", "messages") if is_too_long else ("engine_refused", None)
         super().__init__(message, code=code, param=param)
         self.engine_status = engine_status
@@ -58,14 +55,22 @@ class EngineRefused(AttuneError):
         return self.status == 400
 
 
+# From the status and the content of an error response.
+ToError = Callable[[int, bytes], EngineUnavailable | EngineRefused]
+
+
 class EngineTransport:
     """A lazily opened aiohttp session. aiohttp's parser is in C: a request takes a quarter of the time of httpx.
 
     `read_timeout`: the longest time without data, in seconds, for requests without a timeout of their own.
+    `to_error`: what an error response of this kind of engine means.
     """
 
-    def __init__(self, url: str, api_key: str | None, admin_key: str | None, read_timeout: float) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, admin_key: str | None, read_timeout: float, to_error: ToError
+    ) -> None:
         self.url, self.read_timeout = url.rstrip("/"), read_timeout
+        self.to_error = to_error
         self._api_key, self._admin_key = api_key, admin_key
         self._session: aiohttp.ClientSession | None = None  # opened at first use, as it belongs to the running loop
 
@@ -93,7 +98,7 @@ class EngineTransport:
                 timeout=aiohttp.ClientTimeout(sock_connect=min(CONNECT_SECONDS, timeout), sock_read=timeout),
             ) as response:
                 if response.status >= 400:
-                    raise to_engine_error(response.status, await response.read())
+                    raise self.to_error(response.status, await response.read())
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnavailable(f"The engine at {self.url} cannot be reached.") from error
@@ -113,19 +118,8 @@ class EngineTransport:
             await self._session.close()
 
 
-def to_engine_error(status: int, content: bytes) -> EngineUnavailable | EngineRefused:
-    """Return the error for an error response of SGLang."""
-    message = _error_message(content) or f"The engine responded with status {status}."
-    if "LoRA adapter that has never been loaded" in message:
-        return AdapterMissing("The engine does not hold the requested version.")
-    if status >= 500 or status == 429:
-        log.warning("an engine failed with status %s: %s", status, message)  # which may speak of other projects
-        return EngineUnavailable("The engine failed on this request; its log has the reason.")
-    return EngineRefused(status, message)
-
-
-def _error_message(content: bytes) -> str | None:
-    """Return the message of an error response; SGLang uses several formats."""
+def error_message(content: bytes) -> str | None:
+    """Return the message of an error response; engines use several formats."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:

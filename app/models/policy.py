@@ -214,6 +214,9 @@ class Engine(Base):
 
     name: Mapped[str] = mapped_column(String(63), primary_key=True)
     url: Mapped[str]
+    kind: Mapped[str] = mapped_column(
+        String(16), default="sglang", server_default="sglang", doc="which server it is, and so which client it has"
+    )
     state: Mapped[str] = mapped_column(String(16))
     incarnation: Mapped[int] = mapped_column(default=0)
     loaded: Mapped[list[str]] = mapped_column(default=list, doc="names of the loaded adapters")

@@ -17,7 +17,7 @@ from alignment.artifacts.manifest import MANIFEST
 from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from app.core.errors import NotFound, Unauthorized
 from app.core.http import services_of
-from app.inference.client import EngineKeys
+from app.inference.keys import EngineKeys
 from app.models import Version
 from app.projects.auth import DatabaseDep, bearer
 

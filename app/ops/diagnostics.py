@@ -144,15 +144,15 @@ def describe_skew(skew: float) -> Finding:
 
 
 def _check_engines(connection: Connection, now: float) -> Iterator[Finding]:
-    columns = (Engine.name, Engine.url, Engine.state, Engine.heartbeat_at, Engine.reason)
-    for name, url, state, heartbeat_at, reason in connection.execute(select(*columns).order_by(Engine.name)):
+    columns = (Engine.name, Engine.kind, Engine.url, Engine.state, Engine.heartbeat_at, Engine.reason)
+    for name, kind, url, state, heartbeat_at, reason in connection.execute(select(*columns).order_by(Engine.name)):
         silent = heartbeat_at is not None and now - heartbeat_at > HEARTBEAT_SECONDS
         if state == EngineState.READY and not silent and _connects(url):
             yield Finding("engine", Level.OK, f"{name} at {url} is ready")
             continue
         why = f": {reason}" if reason else ""
         last_seen = f", last heartbeat {now - heartbeat_at:.0f} s ago" if silent and heartbeat_at else ""
-        fix = f"Start it with `attune up` or `attune engine`; `attune logs --role {name}.sglang` shows why it ended."
+        fix = f"Start it with `attune up` or `attune engine`; `attune logs --role {name}.{kind}` shows why it ended."
         yield Finding("engine", Level.WARNING, f"{name} at {url} does not answer ({state}{last_seen}){why}", fix)
 
 

@@ -123,6 +123,7 @@ async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[st
     return [
         {
             "name": engine.name,
+            "kind": engine.kind,
             "state": engine.state,
             "loaded": [name for name in (*engine.loaded, engine.weights) if name is not None and name in own],
             "heartbeat_at": engine.heartbeat_at,

@@ -38,7 +38,7 @@ class Module:
 
 
 def find_modules(*folders: str, root: Path = REPOSITORY) -> list[Module]:
-    """Return the modules in these folders, without the SGLang plug-in and its build output."""
+    """Return the modules in these folders, without the plug-in of engines and its build output."""
     modules = []
     for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):

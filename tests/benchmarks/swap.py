@@ -30,7 +30,7 @@ from app.core.jobs import TaskSender, make_celery
 from app.core.migrate import upgrade
 from app.core.processes import ManagedProcess
 from app.core.settings import DEMO_MODEL, Settings
-from app.inference.client import load_engine_keys
+from app.inference.keys import load_engine_keys
 from app.models import Audit, Engine, EngineState, Origin, Policy, Turn, Version, VersionState
 from app.policies.service import is_loaded
 from app.projects.service import bootstrap

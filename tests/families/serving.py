@@ -10,12 +10,14 @@ from pathlib import Path
 from uuid import uuid4
 
 from alignment.artifacts.specs import AdapterSpec
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.request import ChatCall, Sampling
+from app.inference.sglang.client import SGLangClient
 from app.inference.transport import EngineRefused, EngineUnavailable
 from tests.families.training import Scores, TrainedFamily, sequences
 from tests.support.engine_fixture import PYTHON, START_SECONDS, free_port
-from workers.engine.sglang_process import EngineProcess, EngineSpec
+from workers.engine.process import EngineProcess
+from workers.engine.sglang_spec import SGLangSpec
 
 ERROR_LINE = re.compile(r"^\s*(?:[\w.]*(?:Error|Exception)\b.*|Exception: .*)$", re.MULTILINE)
 EXIT_SECONDS = 10.0  # an engine that has failed writes its last lines
@@ -66,7 +68,7 @@ async def running_engine(checkpoint: Path, adapter: AdapterSpec, folder: Path) -
 
     Raises EngineFailed if it does not start, or if the block fails because the engine does.
     """
-    spec = EngineSpec(
+    spec = SGLangSpec(
         python=PYTHON,
         model=str(checkpoint),
         api_key="test-key",
@@ -80,7 +82,7 @@ async def running_engine(checkpoint: Path, adapter: AdapterSpec, folder: Path) -
         adapter=adapter,
     )
     process = await EngineProcess.start(spec)
-    client = EngineClient(spec.url, spec.api_key, spec.admin_key, read_timeout=60.0)
+    client = SGLangClient(spec.url, spec.api_key, spec.admin_key, read_timeout=60.0)
     exited = asyncio.create_task(process.wait_for_exit())
     try:
         async with asyncio.timeout(START_SECONDS):

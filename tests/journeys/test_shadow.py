@@ -11,7 +11,7 @@ from alignment.release.shadow import ShadowConfig
 from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import DEMO_MODEL, Settings
-from app.inference.client import EngineClient
+from app.inference.sglang.client import SGLangClient
 from app.main import create_app
 from app.models import Judgement, Origin, Turn, Version, VersionState
 from tests.benchmarks.swap_versions import make_versions
@@ -53,7 +53,7 @@ async def test_shadow_version_is_judged_and_rejected_when_it_is_worse(tmp_path: 
         settings.home.mkdir()
         await asyncio.to_thread(upgrade, settings.database_url)
         db = Database(settings.database_url)
-        client = EngineClient(engine.spec.url, engine.spec.api_key, engine.spec.admin_key)
+        client = SGLangClient(engine.spec.url, engine.spec.api_key, engine.spec.admin_key)
         try:
             await run_in_shadow(await create_deployment(engine, settings, db), tmp_path)
             assert "stage-v1" not in await client.list_adapters()

@@ -1,4 +1,4 @@
-"""Fixtures of one real SGLang engine for a whole test run: `engine`, `engine_client`, `make_call`."""
+"""Fixtures of one real SGLang for a whole test run: `engine`, `engine_client`, `make_call`, and `weights`."""
 
 import asyncio
 import itertools
@@ -9,19 +9,25 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+import torch
 from anyio.from_thread import start_blocking_portal
 
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
+from app.inference.pool import connect
 from app.inference.request import ChatCall, Sampling
 from tests.support.adapters import adapter_spec
 from tests.support.engine_model import make_tiny_model
-from workers.engine.sglang_process import EngineSpec
+from workers.engine.process import EngineSpec
+from workers.engine.sglang_spec import SGLangSpec
 from workers.engine.supervisor import Supervisor
 from workers.engine.version_files import VersionRef, local_versions
+
+if TYPE_CHECKING:
+    from tests.support.engine_adapters import ReferenceWeights
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = REPOSITORY / ".venv-engine" / "bin" / "python"
@@ -77,7 +83,7 @@ class RunningEngine:
 
     def connect(self) -> EngineClient:
         """Return a new client. A client belongs to one event loop, so each test creates its own."""
-        return EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)
+        return connect(self.spec, self.spec.keys)
 
 
 def require_engine_environment() -> None:
@@ -112,7 +118,7 @@ def free_port() -> int:
 
 
 def engine_spec(folder: Path, model: Path) -> EngineSpec:
-    return EngineSpec(
+    return SGLangSpec(
         python=PYTHON,
         model=str(model),
         api_key="test-key",
@@ -158,6 +164,15 @@ async def wait_for_event(record: InMemoryEngineRecord, entry: str, seconds: floa
     async with asyncio.timeout(seconds):
         while entry not in record.events:
             await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def weights(engine_model: Path, tmp_path_factory: pytest.TempPathFactory) -> "ReferenceWeights":
+    """Return the same weights in transformers, as a reference."""
+    from tests.support.engine_adapters import ReferenceWeights  # peft takes seconds to import
+
+    torch.set_num_threads(1)
+    return ReferenceWeights(engine_model, tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture

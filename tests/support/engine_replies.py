@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.inference.capture import Capture
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.request import ChatCall
 
 MakeCall = Callable[..., ChatCall]

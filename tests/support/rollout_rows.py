@@ -6,7 +6,8 @@ from sqlalchemy import select, update
 
 from alignment.config.rollouts import RolloutsConfig
 from app.core.settings import Settings
-from app.inference.client import EnginePool, load_engine_keys
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
 from app.models import Dataset, DatasetKind, DatasetRow, Engine, Origin, PlanState, Rollout, RolloutPlan, Turn, new_id
 from tests.support.deployment import Harness
 from tests.support.judgements import settings_with_sources

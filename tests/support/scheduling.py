@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/clients/third_party/test_langchain_suites.py",
         "tests/clients/third_party/test_open_webui.py",
         "tests/clients/third_party/test_third_party.py",
+        "tests/contract/engine/",
         "tests/docker/test_compose.py",
         "tests/journeys/test_backup.py",
         "tests/journeys/test_postgres_redis.py",

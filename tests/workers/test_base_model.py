@@ -11,7 +11,7 @@ import pytest
 from app.core.settings import DEMO_MODEL, Settings
 from app.policies.adapter_shape import require_adapter_shape
 from workers.base_model import adapter_spec, describe_model
-from workers.engine.__main__ import engine_spec
+from workers.engine.specs import engine_spec
 
 WITHOUT_TORCH = """
 import sys

@@ -13,7 +13,7 @@ from alignment.models.describe import describe_folder
 from alignment.trainer.base_probe import BEYOND_WINDOW, MAX_TOKENS, BaseProbe, random_sequences
 from alignment.trainer.trainer import Trainer
 from app.core.settings import Settings
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.transport import EngineUnavailable
 from app.models import Engine
 from app.ops.diagnostics import Level, check_parity

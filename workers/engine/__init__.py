@@ -1,1 +1,1 @@
-"""One SGLang engine: start it, load the wanted versions before it takes traffic, monitor and restart it."""
+"""One engine: start it, load the wanted versions before it takes traffic, monitor and restart it."""

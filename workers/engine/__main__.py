@@ -10,43 +10,14 @@ from app.core.database import Database
 from app.core.process_metrics import PoolMetrics, serve_metrics
 from app.core.request_log import configure_logging
 from app.core.settings import Settings, get_settings
-from app.inference.client import load_engine_keys
-from app.inference.model_support import require_supported
-from workers.base_model import adapter_spec, check_version, model_dir
+from app.inference.keys import load_engine_keys
+from workers.base_model import adapter_spec, check_version
 from workers.engine.engine_record import DatabaseEngineRecord
-from workers.engine.sglang_process import EngineSpec, require_free_port
+from workers.engine.process import require_free_port
+from workers.engine.specs import engine_spec
 from workers.engine.supervisor import Supervisor, SupervisorTimeouts, run_until_signalled
 from workers.engine.version_files import VersionOpener, downloaded_versions, local_versions
 from workers.stage_metrics import ENGINE_METRICS
-
-
-def engine_spec(settings: Settings) -> EngineSpec:
-    keys, engine = load_engine_keys(settings), settings.engine
-    require_supported(settings, model_dir(settings.model, weights=False))
-    return EngineSpec(
-        python=engine.python,
-        model=str(model_dir(settings.model)),
-        api_key=keys.api,
-        admin_key=keys.admin,
-        log_path=settings.logs_dir / f"{engine.name}.sglang.log",
-        host=engine.host,
-        port=engine.port,
-        device=engine.device,
-        dtype=settings.dtype,
-        adapter=adapter_spec(settings) if settings.trainer.adaptation == "lora" else None,
-        max_loras_per_batch=engine.max_loras_per_batch,
-        tool_call_parser=engine.tool_call_parser,
-        context_length=engine.context_length,
-        mem_fraction_static=engine.mem_fraction_static,
-        max_total_tokens=engine.max_total_tokens,
-        max_running_requests=engine.max_running_requests,
-        chunked_prefill_size=engine.chunked_prefill_size,
-        quantization=engine.quantization,
-        kv_cache_dtype=engine.kv_cache_dtype,
-        attention_backend=engine.attention_backend,
-        tp_size=engine.tp_size,
-        extra_flags=engine.extra_flags,
-    )
 
 
 def version_opener(settings: Settings) -> VersionOpener:

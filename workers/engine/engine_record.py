@@ -32,6 +32,7 @@ class DatabaseEngineRecord:
                 engine = Engine(name=name, incarnation=0)
                 session.add(engine)
             engine.url, engine.state, engine.loaded, engine.reason = self._url, EngineState.STARTING, [], None
+            engine.kind = self._settings.engine.kind
             engine.weights = engine.swapping_until = None
             engine.incarnation += 1
             incarnation = engine.incarnation

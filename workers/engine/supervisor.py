@@ -12,10 +12,11 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
+from app.inference.pool import connect
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.policies import load_errors
-from workers.engine.sglang_process import EngineProcess, EngineSpec
+from workers.engine.process import EngineProcess, EngineSpec
 from workers.engine.version_files import VersionOpener, VersionRef
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class SupervisorTimeouts:
     """Time-outs and intervals in seconds.
 
     A hang is noticed within `response_timeout`, or within `probe_interval + probe`, so within 40 s; the end of one of
-    SGLang's processes within two heartbeats. The interval between two starts grows from `min_restart_interval` to
+    the engine's processes within two heartbeats. The interval between two starts grows from `min_restart_interval` to
     `max_restart_interval`, and is reset when the engine was ready for `stable_after`. An engine that starts waits for a
     version whose files cannot be read for `unreadable`, and for a damaged one not at all. An engine that is stopped
     takes no new traffic after `route_change`, and its replies have `drain` to end.
@@ -70,8 +71,8 @@ class SupervisorTimeouts:
 class Supervisor:
     """Keeps one engine running.
 
-    `open_version` raises ValueError for a damaged version, which SGLang would load and crash. `report` gets one line of
-    text per event.
+    `open_version` raises ValueError for a damaged version, which an engine may load and crash. `report` gets one line
+    of text per event.
     """
 
     spec: EngineSpec
@@ -160,7 +161,7 @@ class Supervisor:
     async def _wait_for_replies(self) -> None:
         """Return when the engine generates no reply, or does not respond."""
         num_running = reported = 0
-        async with aclosing(EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)) as client:
+        async with aclosing(connect(self.spec, self.spec.keys)) as client:
             while True:
                 await asyncio.sleep(self.timeouts.route_change)  # also after the last reply, until it is delivered
                 try:
@@ -186,7 +187,7 @@ class Supervisor:
 
     async def _load_and_monitor(self, incarnation: int) -> str:
         """Load the wanted versions, mark the engine ready and monitor it. Return why it must be restarted."""
-        async with aclosing(EngineClient(self.spec.url, self.spec.api_key, self.spec.admin_key)) as client:
+        async with aclosing(connect(self.spec, self.spec.keys)) as client:
             if not await self._wait_until_ready(client):
                 return f"the engine did not answer within {self.timeouts.start:.0f} s of its start"
             try:
@@ -273,7 +274,7 @@ class Supervisor:
     async def _monitor(self, client: EngineClient, incarnation: int) -> str:
         """Return when the engine hangs, and how.
 
-        `is_ready` asks SGLang's HTTP server. Only a generated token shows that the scheduler behind it works.
+        `is_ready` asks the engine's HTTP server. Only a generated token shows that the scheduler behind it works.
         """
         probe: asyncio.Task[bool] | None = None
         answered_at = probed_at = probe_began_at = time.monotonic()

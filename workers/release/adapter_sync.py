@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from alignment.errors import DamagedAdapter
 from app.core.database import Database
 from app.core.settings import Settings
-from app.inference.client import EnginePool, load_engine_keys
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version, VersionState
 from app.policies import load_errors, service
@@ -65,7 +66,7 @@ async def _load_missing(
     deadline = time.monotonic() + max_seconds
     # One that has failed comes last: checking a damaged version again must not use up the time of the others.
     for version in sorted(versions, key=lambda version: FAILED_LOADS.get(_load_key(engine, version), (0, 0.0))[0]):
-        client, key = pool.get(engine.url), _load_key(engine, version)
+        client, key = pool.get(engine), _load_key(engine, version)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 adapter = await prepare_adapter(version, settings, Timings())

@@ -17,7 +17,8 @@ from app.core.request_log import log_fields
 from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
-from app.inference.client import EnginePool, load_engine_keys
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import ANSWERING, Engine, Policy, Version, VersionState
 from app.policies import repository, service
@@ -80,7 +81,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
     timings = Timings({"export": version.timings["export"]})
     async with EnginePool(load_engine_keys(settings)) as pool:
         try:
-            gates = GateRunner(db, settings, pool.get(engines[0].url), policy, version)
+            gates = GateRunner(db, settings, pool.get(engines[0]), policy, version)
             if version.full_weights:  # a swap holds chats up, so the gates that need no engine come first
                 with timings.measure("check"):
                     await asyncio.to_thread(check_files, version, settings)
@@ -91,7 +92,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
                 result = await verify_on_engines(pool, engines, version, settings, timings)
             if not service.has_quorum(result.verified_engines, engines):
                 return await _reject_or_retry(db, settings, version, result, engines)
-            gates.client = pool.get(result.verified_engines[0].url)
+            gates.client = pool.get(result.verified_engines[0])
             with timings.measure("gates"):
                 refusal = await gates.first_refusal(*([PromptsGate] if version.full_weights else []))
         except DamagedAdapter as error:

@@ -12,7 +12,7 @@ from alignment.tolerance import exceeds
 from app.core.database import Database
 from app.core.settings import Settings
 from app.inference.capture import Capture
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.request import ChatCall, Sampling
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Dataset, DatasetKind, DatasetRow, Policy, Version, new_id

@@ -17,7 +17,8 @@ from alignment.artifacts.manifest import FileEntry, read_manifest
 from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
-from app.inference.client import AdapterPayload, EngineClient, EnginePool
+from app.inference.engine import AdapterPayload, EngineClient
+from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version
 from app.policies import service
@@ -93,7 +94,7 @@ async def verify_on_engines(
         adapter = await asyncio.shield(preparation)  # nothing is sent before the files are checked
         await load_and_verify(client, version, adapter, settings, timings)
 
-    pending = {asyncio.create_task(verify(pool.get(engine.url))): engine for engine in engines}
+    pending = {asyncio.create_task(verify(pool.get(engine))): engine for engine in engines}
     result, deadline = VerificationResult(), None
     try:
         await preparation

@@ -19,7 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.errors import DamagedAdapter
 from app.core.database import Database, now
 from app.core.settings import Settings
-from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool, load_engine_keys
+from app.inference.engine import BASE_WEIGHTS, EngineClient
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import REQUESTED, Engine, Rollout, Turn, TurnState, Version
 from app.policies import service
@@ -58,7 +60,7 @@ async def verify_on_engines_in_turn(
         if service.has_quorum(result.verified_engines, engines):
             break
         try:
-            await swap_weights(db, settings, pool.get(engine.url), engine, version, timings)
+            await swap_weights(db, settings, pool.get(engine), engine, version, timings)
         except SWAP_ERRORS as error:
             log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
             result.errors.append(error)
@@ -92,7 +94,7 @@ async def sync_weights(db: Database, settings: Settings) -> None:
     async with EnginePool(load_engine_keys(settings)) as pool:
         for engine in outdated:
             try:
-                await swap_weights(db, settings, pool.get(engine.url), engine, version, Timings())
+                await swap_weights(db, settings, pool.get(engine), engine, version, Timings())
             except SWAP_ERRORS as error:
                 log.warning("%s is not on %s, the next reconcile tries again: %s", name, engine.name, error)
 

@@ -22,8 +22,10 @@ from app.core.errors import BadRequest
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.inference.capture import Capture
-from app.inference.client import BASE_WEIGHTS, EngineClient, EnginePool, load_engine_keys
+from app.inference.engine import BASE_WEIGHTS, EngineClient
+from app.inference.keys import load_engine_keys
 from app.inference.output_length import limit_to_room
+from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from app.models import (
@@ -101,7 +103,7 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
     def __init__(self, db: Database, settings: Settings, pool: EnginePool, rollout: Rollout, engine: Engine) -> None:
         super().__init__(db, settings, [rollout])
         self._rollout, self._engine = rollout, engine.name
-        self._client: EngineClient = pool.get(engine.url)
+        self._client: EngineClient = pool.get(engine)
 
     async def execute(self) -> RolloutResult:
         start = time.monotonic()

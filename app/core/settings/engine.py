@@ -1,4 +1,4 @@
-"""Section of the inference engine. Names of what SGLang is told are SGLang's flags."""
+"""Section of the inference engine. Names of what it is told are SGLang's flags, whatever its kind."""
 
 from pathlib import Path
 from typing import Literal
@@ -8,6 +8,8 @@ from pydantic import Field, HttpUrl, field_validator
 from alignment.config.algorithm import Frozen
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+
+EngineKind = Literal["sglang"]  # docs/engines.md compares them
 
 # Flags that Attune sets itself, because the service depends on their values. A prefix: "--lora" covers "--lora-paths".
 RESERVED_FLAGS = (
@@ -44,8 +46,9 @@ RESERVED_FLAGS = (
 
 
 class EngineSettings(Frozen):
-    """One SGLang replica, and how versions reach it."""
+    """One replica of an engine, and how versions reach it."""
 
+    kind: EngineKind = Field("sglang", description="which server the engine is")
     name: str = Field("engine-0", min_length=1, description="the name of this replica; unique in the deployment")
     host: str = Field("127.0.0.1", description="address that the engine listens on")
     port: int = Field(8710, ge=0, le=65535, description="port that the engine listens on")

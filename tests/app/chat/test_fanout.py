@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Self, cast
 
 from app.chat.fanout import StreamFanout
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.request import ChatCall
 
 

@@ -75,7 +75,7 @@ async def test_malformed_engine_response_fails_turn(
         raise IndexError("an unexpected format")
 
     monkeypatch.setattr(StreamState, "add_chunk", raise_unexpected)
-    monkeypatch.setattr("app.inference.client.capture_choice", raise_unexpected)
+    monkeypatch.setattr("app.inference.sglang.client.capture_choice", raise_unexpected)
     async with asyncio.timeout(20):
         response = await ask(harness, stream=stream, n=n)
     error = response.json()["error"]  # of a stream too, which has not begun

@@ -20,7 +20,7 @@ from app.core.settings.reference import reference, show, template
 from app.core.settings.renamed import RENAMED
 from app.core.settings.tree import find, leaves, variable_name
 from tests.support.settings import other_value, to_environment
-from workers.engine.__main__ import engine_spec
+from workers.engine.specs import engine_spec
 
 
 def load(folder: Path, text: str = "", **variables: str) -> LoadedSettings:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.inference import client as client_module
-from app.inference.client import TENSORS_FIELD_LIST, TENSORS_FIELD_TEXT, AdapterPayload, EngineClient
+from app.inference.engine import AdapterPayload, EngineClient
+from app.inference.sglang import client as client_module
+from app.inference.sglang.client import TENSORS_FIELD_LIST, TENSORS_FIELD_TEXT, SGLangClient
 from app.inference.transport import EngineRefused, EngineUnavailable
 from tests.support.engine_replies import MakeCall
 from tests.support.scripted_engine import ScriptedEngine
@@ -56,7 +57,7 @@ async def test_adapter_upload_times_out(monkeypatch: pytest.MonkeyPatch) -> None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setitem(client_module.TENSORS_FIELDS, url, TENSORS_FIELD_LIST)
-        client = EngineClient(url)
+        client = SGLangClient(url)
         async with asyncio.timeout(60):
             with pytest.raises(EngineUnavailable, match="in time"):
                 await client.load_adapter("shop-v2", AdapterPayload({}, "A" * 30_000_000))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
+from app.inference.sglang.client import SGLangClient
 from app.inference.stream import ChatStream
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from tests.support.engine_replies import GetCapture, MakeCall, both_modes, read_stream
@@ -217,7 +218,7 @@ async def test_unloaded_adapter_is_adapter_missing(
 
 @both_modes
 async def test_read_timeout_is_engine_unavailable(
-    client: EngineClient, scripted: ScriptedEngine, make_call: MakeCall, get_capture: GetCapture
+    client: SGLangClient, scripted: ScriptedEngine, make_call: MakeCall, get_capture: GetCapture
 ) -> None:
     scripted.hang, client._transport.read_timeout = True, 0.5
     with pytest.raises(EngineUnavailable, match="did not respond in time"):
@@ -228,14 +229,14 @@ async def test_read_timeout_is_engine_unavailable(
 
 @both_modes
 async def test_refused_connection_is_engine_unavailable(make_call: MakeCall, get_capture: GetCapture) -> None:
-    unreachable = EngineClient("http://127.0.0.1:9")
+    unreachable = SGLangClient("http://127.0.0.1:9")
     with pytest.raises(EngineUnavailable, match="cannot be reached"):
         await get_capture(unreachable, make_call())
     await unreachable.aclose()
 
 
 async def test_wrong_engine_key_is_502(scripted_url: str, make_call: MakeCall) -> None:
-    client_with_wrong_key = EngineClient(scripted_url, "wrong", "wrong")
+    client_with_wrong_key = SGLangClient(scripted_url, "wrong", "wrong")
     with pytest.raises(EngineRefused) as error_info:
         await client_with_wrong_key.complete(make_call())
     assert error_info.value.engine_status == 401 and error_info.value.status == 502

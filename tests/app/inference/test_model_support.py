@@ -9,7 +9,7 @@ import pytest
 from app.core.settings import Settings
 from app.inference.model_support import unsupported_reason
 from app.ops.start_checks import check_base_model
-from workers.engine.__main__ import engine_spec
+from workers.engine.specs import engine_spec
 
 MISTRAL_V01 = {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}
 PHI3_4K = {"model_type": "phi3", "sliding_window": 2047, "max_position_embeddings": 4096}

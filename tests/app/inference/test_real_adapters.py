@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from alignment.artifacts.manifest import write_manifest
-from app.inference.client import TENSORS_FIELD_LIST, TENSORS_FIELDS, EngineClient
+from app.inference.engine import EngineClient
+from app.inference.sglang.client import TENSORS_FIELD_LIST, TENSORS_FIELDS, SGLangClient
 from app.inference.transport import AdapterMissing, EngineRefused
 from tests.support.engine_adapters import ReferenceWeights
 from tests.support.engine_fixture import RunningEngine
@@ -92,7 +93,7 @@ async def test_unknown_adapter_is_adapter_missing(engine_client: EngineClient, m
 
 
 async def test_engine_requires_keys(engine: RunningEngine, make_call: MakeCall) -> None:
-    client_with_wrong_key = EngineClient(engine.spec.url, "wrong", engine.spec.api_key)
+    client_with_wrong_key = SGLangClient(engine.spec.url, "wrong", engine.spec.api_key)
     with pytest.raises(EngineRefused):
         await client_with_wrong_key.complete(make_call())
     with pytest.raises(EngineRefused):

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from app.inference.capture import Capture
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from tests.support.engine_replies import MakeCall, capture_completion, capture_stream
 
 pytestmark = pytest.mark.engine

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from app.inference.capture import Capture
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from demo.dialogues import ORDER_STATUS, SYSTEM
 from tests.clients.retries import with_retries
 from tests.support.engine_adapters import ReferenceWeights, bias_without_end

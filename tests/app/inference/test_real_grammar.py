@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from app.inference.client import EngineClient
+from app.inference.engine import EngineClient
 from app.inference.transport import EngineRefused, EngineUnavailable
 from tests.clients.retries import with_retries
 from tests.support.engine_replies import GetCapture, MakeCall, both_modes

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.inference.client import BASE_WEIGHTS, EngineClient
+from app.inference.engine import BASE_WEIGHTS, EngineClient
+from app.inference.sglang.client import SGLangClient
 from tests.support.engine_adapters import ReferenceWeights, bias_without_end
 from tests.support.engine_fixture import (
     UNCHECKED,
@@ -37,7 +38,7 @@ async def client(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineClie
     running = asyncio.create_task(supervisor.run())
     await wait_for_event(record, "ready 1")
     assert record.loaded == ["shop-v1"]
-    client = EngineClient(spec.url, spec.api_key, spec.admin_key)
+    client = SGLangClient(spec.url, spec.api_key, spec.admin_key)
     yield client
     await client.aclose()
     supervisor.stop()

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from app.inference.request import ChatCall, Sampling, engine_arguments
+from app.inference.sglang.chat import chat_body
 from tests.support.engine_replies import MakeCall
 
 
 def test_default_sampling_values_are_sent(make_call: MakeCall) -> None:
-    body = make_call().body(stream=False)
+    body = chat_body(make_call(), stream=False)
     assert body["temperature"] == 1.0 and body["top_p"] == 1.0 and body["top_k"] == -1
     assert body["min_p"] == 0.0 and body["repetition_penalty"] == 1.0 and body["n"] == 1
 
@@ -23,7 +24,7 @@ def test_unknown_message_fields_do_not_reach_the_engine(make_call: MakeCall) -> 
         "lora_path": "someone-elses-v1",
     }
     tool = {"type": "function", "lora_path": "x", "function": {"name": "f", "parameters": {}, "custom": 1}}
-    body = make_call(messages=[hostile], tools=[tool]).body(stream=True)
+    body = chat_body(make_call(messages=[hostile], tools=[tool]), stream=True)
     assert body["messages"] == [{"role": "system", "content": "hi"}]
     assert body["tools"] == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
@@ -31,7 +32,7 @@ def test_unknown_message_fields_do_not_reach_the_engine(make_call: MakeCall) -> 
 def test_image_is_refused(make_call: MakeCall) -> None:
     parts = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/secret"}}]
     with pytest.raises(ValueError, match="text parts only"):
-        make_call(messages=[{"role": "user", "content": parts}]).body(stream=False)
+        chat_body(make_call(messages=[{"role": "user", "content": parts}]), stream=False)
 
 
 def test_colon_in_model_name_is_refused() -> None:

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from alignment.artifacts.specs import ADAPTER
-from app.inference.client import load_engine_keys
+from app.inference.keys import load_engine_keys
 from app.models import Audit, Engine, Version
 from app.policies import load_errors
 from app.projects.service import create_project

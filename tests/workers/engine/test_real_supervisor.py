@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.inference.client import EngineClient
 from app.inference.request import ChatCall
+from app.inference.sglang.client import SGLangClient
 from tests.support.engine_adapters import ReferenceWeights
 from tests.support.engine_fixture import (
     UNCHECKED,
@@ -66,7 +66,7 @@ async def test_killed_or_stuck_engine_restarts_with_its_wanted_versions(
     timeouts = SupervisorTimeouts(probe_interval=1.0, probe=6.0, min_restart_interval=0.1)
     supervisor = Supervisor(spec, record, UNCHECKED, timeouts=timeouts)
     running = asyncio.create_task(supervisor.run())
-    client = EngineClient(spec.url, spec.api_key, spec.admin_key)
+    client = SGLangClient(spec.url, spec.api_key, spec.admin_key)
     for incarnation in (1, 2, 3, 4):
         await wait_for_event(record, f"ready {incarnation}")
         assert await client.list_adapters() == {"shop-v1"} and record.loaded == ["shop-v1"]

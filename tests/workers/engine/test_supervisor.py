@@ -14,12 +14,13 @@ import psutil
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from app.inference.client import Completion, EngineClient
+from app.inference.engine import Completion
 from app.inference.request import ChatCall, Sampling
+from app.inference.sglang.client import SGLangClient
 from app.inference.transport import EngineRefused, EngineUnavailable
 from tests.support.engine_fixture import DEMO_MODEL, REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
 from tests.workers.engine.supervisor_process import run_supervisor_process
-from workers.engine.sglang_process import EngineSpec
+from workers.engine.process import EngineSpec
 from workers.engine.supervisor import Supervisor, SupervisorTimeouts
 from workers.engine.version_files import VersionRef, local_versions
 
@@ -145,14 +146,14 @@ async def test_adapter_that_the_engine_refuses_at_its_first_use_does_not_restart
     run_supervisor: RunSupervisor, record: InMemoryEngineRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record.wanted_versions = [ref("shop-v1"), ref("shop-v2")]
-    warm_up = EngineClient.warm_up_adapter
+    warm_up = SGLangClient.warm_up_adapter
 
-    async def refuse_first(client: EngineClient, name: str) -> None:
+    async def refuse_first(client: SGLangClient, name: str) -> None:
         if name == "shop-v1":
             raise EngineRefused(400, "its rank is too large")
         await warm_up(client, name)
 
-    monkeypatch.setattr(EngineClient, "warm_up_adapter", refuse_first)
+    monkeypatch.setattr(SGLangClient, "warm_up_adapter", refuse_first)
     async with run_supervisor():
         await wait_until(lambda: bool(record.events) and not record.events[-1].startswith("start"))
     assert record.loaded == ["shop-v2"] and "its rank is too large" in record.errors["shop-v1"]
@@ -300,7 +301,7 @@ def test_signal_stops_the_supervisor_cleanly(spec: EngineSpec, tmp_path: Path, n
 @asynccontextmanager
 async def running_reply(spec: EngineSpec) -> AsyncIterator[asyncio.Task[Completion]]:
     """Let the engine generate a reply of three seconds."""
-    async with aclosing(EngineClient(spec.url, spec.api_key, spec.admin_key)) as client:
+    async with aclosing(SGLangClient(spec.url, spec.api_key, spec.admin_key)) as client:
         call = ChatCall(
             rid="chatcmpl-1", messages=[{"role": "user", "content": "hi"}], sampling=Sampling(max_tokens=30)
         )

@@ -12,7 +12,7 @@ from alignment.artifacts.manifest import MANIFEST, write_manifest
 from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG, check_adapter
 from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
-from app.inference.client import load_engine_keys
+from app.inference.keys import load_engine_keys
 from app.models import Version
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness

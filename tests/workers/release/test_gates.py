@@ -141,7 +141,7 @@ async def test_prompt_that_the_engine_refuses_rejects_the_version(
         raise EngineRefused(400, "the prompt is longer than the context")
 
     await create_prompts(harness, prompt_row("When?", "nine to six"))
-    monkeypatch.setattr("workers.release.gates.EngineClient.complete", refuse)
+    monkeypatch.setattr("app.inference.sglang.client.SGLangClient.complete", refuse)
     version = await run_gates(harness, PROMPTS | {"at_least": 0.5})
     assert (version.state, version.reason) == (
         VersionState.REJECTED,

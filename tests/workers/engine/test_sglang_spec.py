@@ -6,9 +6,9 @@ import pytest
 
 from app.core.settings import Settings
 from tests.support.settings import by_path
-from workers.engine import sglang_process
-from workers.engine.__main__ import engine_spec
-from workers.engine.sglang_process import CPU_FLAGS
+from workers.engine import process
+from workers.engine.sglang_spec import CPU_FLAGS
+from workers.engine.specs import engine_spec
 
 
 def command_of(settings: Settings, **values: Any) -> list[str]:
@@ -31,7 +31,7 @@ def test_full_weights_need_no_adapters(settings: Settings) -> None:
 def test_device_auto_is_the_cpu_without_a_gpu(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...], is_cpu: bool
 ) -> None:
-    monkeypatch.setattr(sglang_process, "GPU_DEVICES", devices)
+    monkeypatch.setattr(process, "GPU_DEVICES", devices)
     assert ("--device=cpu" in command_of(settings, engine__device="auto")) == is_cpu
 
 

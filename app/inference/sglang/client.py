@@ -1,21 +1,19 @@
-"""EngineClient, which makes all requests to one SGLang engine, and the pool with one open client for each engine."""
+"""SGLangClient, which makes all requests to one SGLang engine."""
 
 import asyncio
-import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from app.core.private_files import create_once
-from app.core.settings import Settings
-from app.inference.capture import Capture, capture_choice, to_logprob
+from app.inference.capture import to_logprob
+from app.inference.engine import AdapterPayload, Completion
 from app.inference.request import ChatCall, engine_messages
+from app.inference.sglang.chat import SGLangStreamState, capture_choice, chat_body
+from app.inference.sglang.errors import to_engine_error
 from app.inference.stream import ChatStream
 from app.inference.transport import EngineRefused, EngineTransport, EngineUnavailable
 
@@ -30,41 +28,19 @@ LOAD_FROM_TENSORS = "/load_lora_adapter_from_tensors"
 TENSORS_FIELD_LIST = "serialized_named_tensors"
 TENSORS_FIELD_TEXT = "serialized_tensors"
 TENSORS_FIELDS: dict[str, str] = {}  # the field that each engine accepts, by its URL
-BASE_WEIGHTS = "default"  # SGLang's name of the weights that it was started with
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One whole reply, and OpenAI's log-probs and usage for the client.
-
-    `matched_stop`: the stop text that ended it, the id of the token that did, or None.
-    """
-
-    capture: Capture
-    logprobs: dict[str, Any] | None
-    usage: dict[str, int]
-    matched_stop: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterPayload:
-    """An adapter to send in a request: PEFT's configuration, and its tensors as SGLang unpickles them, in base64."""
-
-    config: Mapping[str, Any]
-    tensors_base64: str
-
-
-class EngineClient:
-    """A long-lived client, one for each engine and event loop.
+class SGLangClient:
+    """EngineClient for SGLang: its promises are those of the protocol, and not repeated here.
 
     `read_timeout`: the longest time without data during a chat, in seconds.
     """
 
     def __init__(
-        self, url: str, api_key: str | None = None, admin_key: str | None = None, *, read_timeout: float = 120.0
+        self, url: str, api_key: str | None = None, admin_key: str | None = None, read_timeout: float = 120.0
     ) -> None:
         self.url = url
-        self._transport = EngineTransport(url, api_key, admin_key, read_timeout)
+        self._transport = EngineTransport(url, api_key, admin_key, read_timeout, to_engine_error)
         self._request = self._transport.request
         self._context_length: tuple[float, int | None] | None = None  # when it was read, and its value
 
@@ -78,12 +54,7 @@ class EngineClient:
     # Chat.
 
     async def complete(self, call: ChatCall) -> Completion:
-        """Return one whole reply.
-
-        To end it early and keep what was generated, call `abort(call.rid)` from another task: this then returns the
-        tokens generated until then, with the finish reason "abort".
-        """
-        response = await self._request("/v1/chat/completions", call.body(stream=False))
+        response = await self._request("/v1/chat/completions", chat_body(call, stream=False))
         choice = response["choices"][0]
         return Completion(
             capture_choice(call, choice),
@@ -93,22 +64,11 @@ class EngineClient:
         )
 
     def stream(self, call: ChatCall) -> ChatStream:
-        """Return a reply as a stream.
-
-        Example:
-            async with engine.stream(call) as reply:
-                async for chunk in reply: ...       # OpenAI's chunks, as dicts
-            reply.capture
-        """
-        return ChatStream(self._transport, call, self.abort)
+        return ChatStream(self._transport, SGLangStreamState(call), chat_body, self.abort)
 
     async def tokenize(
         self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Return the prompt ids of the call, or of other messages with the call's tools.
-
-        `add_generation_prompt` appends the start of an assistant message, as in a prompt.
-        """
         body: dict[str, Any] = {
             "model": call.model,
             "messages": engine_messages(call.messages if messages is None else messages),
@@ -121,7 +81,6 @@ class EngineClient:
         return ids
 
     async def context_length(self) -> int | None:
-        """Return the most tokens that a prompt and its reply may have together; None if the engine does not say."""
         if self._context_length is None or time.monotonic() - self._context_length[0] > CONTEXT_LENGTH_SECONDS:
             response = await self._request("/v1/models", read_timeout=PROBE_SECONDS)
             lengths = [model.get("max_model_len") for model in response["data"] if model.get("parent") is None]
@@ -129,21 +88,17 @@ class EngineClient:
         return self._context_length[1]
 
     async def abort(self, rid: str) -> None:
-        """End the reply with this id, if there is one."""
         await self._administer("/abort_request", {"rid": rid}, PROBE_SECONDS)
 
     # Health.
 
     async def is_ready(self) -> bool:
-        """Return whether the engine is up and not paused. Cheap."""
         return await self._responds("/ready", PROBE_SECONDS)
 
     async def can_generate(self, *, read_timeout: float = 25.0) -> bool:
-        """Return whether the engine generates a token. Takes at least a second, and longer with a long queue."""
-        return await self._responds("/health_generate", read_timeout)
+        return await self._responds("/health_generate", read_timeout)  # takes at least a second
 
     async def count_running(self) -> int:
-        """Return the number of requests that the engine generates or will generate. Raises EngineUnavailable."""
         response = await self._request("/v1/loads?include=core", read_timeout=PROBE_SECONDS)
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in response["loads"])
 
@@ -154,18 +109,13 @@ class EngineClient:
             return False
         return True
 
-    # Adapters. A version never changes, so a loaded adapter of the same name is the same version.
+    # Adapters.
 
     async def list_adapters(self) -> set[str]:
-        """Return the names of the loaded adapters."""
         response = await self._request("/v1/models", read_timeout=PROBE_SECONDS)
         return {model["id"] for model in response["data"] if model.get("parent") is not None}
 
     async def load_adapter(self, name: str, adapter: Path | AdapterPayload) -> None:
-        """Load an adapter from a folder that the engine reads, or from the request.
-
-        Verify the adapter first: tensors of a wrong shape crash the engine at their first use.
-        """
         try:
             if isinstance(adapter, AdapterPayload):
                 await self._load_adapter_payload(name, adapter)
@@ -217,7 +167,7 @@ class EngineClient:
         return TENSORS_FIELDS[self.url]
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Waits for the replies that still use it."""
+        """Waits for the replies that still use it."""
         try:
             await self._administer("/unload_lora_adapter", {"lora_name": name}, UNLOAD_SECONDS)
         except EngineRefused:
@@ -225,17 +175,12 @@ class EngineClient:
                 raise
 
     async def warm_up_adapter(self, name: str) -> None:
-        """Generate one token with an adapter, which copies it from host memory to the device."""
         [_] = await self._generate(name, [[0]], new_tokens=1)
 
-    # Full weights. An engine holds those of one version at a time.
+    # Full weights.
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Pause generation inside the block. Running and new requests wait and continue afterwards; none is lost.
-
-        Running replies keep their tokens, but their key-value cache is computed again with the new weights.
-        """
         try:
             await self._administer("/pause_generation", {"mode": "retract"}, PAUSE_SECONDS)
             yield
@@ -245,12 +190,9 @@ class EngineClient:
                 await self._administer("/continue_generation", {"torch_empty_cache": False}, PAUSE_SECONDS)
 
     async def load_weights(self, path: Path, version: str) -> None:
-        """Load full weights from a folder that the engine reads. Call it inside `paused`.
-
-        Outside of `paused` it waits for all running replies. A folder that cannot be loaded leaves the engine without
-        usable weights: check it first, and load others after a refusal. `version` is part of this request, because
-        SGLang's separate request for it ends all replies.
-        """
+        """Outside of `paused` it waits for all running replies. A folder that cannot be loaded leaves the engine
+        without usable weights. `version` is part of this request, because SGLang's separate request for it ends all
+        replies."""
         body = {
             "model_path": str(path),
             "weight_version": version,
@@ -264,10 +206,6 @@ class EngineClient:
     async def score(
         self, adapter: str | None, sequences: Sequence[Sequence[int]], *, extra_key: str | None = None
     ) -> list[list[float]]:
-        """Return, for each sequence, the log-prob of every token but the first (teacher-forced, temperature 1).
-
-        Broken weights give NaN, not an error. `extra_key`: see ChatCall.
-        """
         if any(len(sequence) < 2 for sequence in sequences):
             raise ValueError("a sequence to score needs at least two tokens")
         results = await self._generate(adapter, sequences, new_tokens=0, extra_key=extra_key)
@@ -294,45 +232,3 @@ class EngineClient:
             body["extra_key"] = [extra_key] * len(sequences)
         results: list[dict[str, Any]] = await self._request("/generate", body)
         return results
-
-
-@dataclass(frozen=True)
-class EngineKeys:
-    """The two API keys of all engines of a deployment."""
-
-    api: str
-    admin: str
-
-
-def load_engine_keys(settings: Settings) -> EngineKeys:
-    """Return the keys from the settings, or from a file under `home` that is created at first use.
-
-    Machines that share engines set the keys explicitly.
-    """
-    if settings.engine.api_key and settings.engine.admin_key:
-        return EngineKeys(settings.engine.api_key, settings.engine.admin_key)
-    path = settings.home.resolve() / "engine-keys.json"
-    create_once(path, lambda: json.dumps({name: secrets.token_urlsafe(32) for name in ("api", "admin")}))
-    return EngineKeys(**json.loads(path.read_text()))
-
-
-class EnginePool(AbstractAsyncContextManager["EnginePool"]):
-    """One open client for each engine URL. As a context manager it closes them at the end of the block."""
-
-    def __init__(self, keys: EngineKeys, *, read_timeout: float = 120.0) -> None:
-        """`read_timeout`: the longest time without data while a reply is generated, in seconds."""
-        self._keys, self._read_timeout = keys, read_timeout
-        self._clients: dict[str, EngineClient] = {}
-
-    def get(self, url: str) -> EngineClient:
-        if url not in self._clients:
-            self._clients[url] = EngineClient(url, self._keys.api, self._keys.admin, read_timeout=self._read_timeout)
-        return self._clients[url]
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        for client in self._clients.values():
-            await client.aclose()
-        self._clients.clear()

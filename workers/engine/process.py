@@ -1,37 +1,26 @@
-"""One running SGLang: its command line, its environment, and all its processes, which end together."""
+"""One running engine: what it is started with, and all its processes, which end together."""
 
 import asyncio
 import os
 import signal
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import psutil
 
 from alignment.artifacts.specs import AdapterSpec
 from app.core.processes import port_error
+from app.core.settings.engine import EngineKind
+from app.inference.keys import EngineKeys
 from app.policies.load_errors import LAST_LOG_LINE
 
 TERMINATE_TIMEOUT_SECONDS = 10.0
 LOG_TAIL_BYTES = 64 * 1024
-CHILD_PREFIX = "sglang::"  # of the names of SGLang's own processes; other children may come and go
 # Device files that exist where a process may use a GPU: of NVIDIA, of AMD, and of either under WSL.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-
-CPU_FLAGS = (
-    "--device=cpu",
-    "--attention-backend=torch_native",
-    "--lora-backend=torch_native",
-    "--disable-overlap-schedule",
-    "--cuda-graph-backend-decode=disabled",
-    "--cuda-graph-backend-prefill=disabled",
-    "--mem-fraction-static=0.5",  # --max-total-tokens is the effective limit
-    "--max-total-tokens=32768",
-    "--max-running-requests=32",
-    "--sleep-on-idle",  # otherwise an idle scheduler uses a whole core
-)
 
 # The environment variables that an engine inherits, by name and by prefix.
 PASSED_VARIABLES = {
@@ -42,14 +31,18 @@ PASSED_VARIABLES = {
 }
 PASSED_PREFIXES = (
     *("LC_", "CUDA", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "HIP_", "HSA_", "ROCM_", "ROCR_", "AMD_"),
-    *("SGLANG_", "SGL_", "FLASHINFER_", "TORCH", "PYTORCH_", "TRITON_", "TVM_", "OMP_", "MKL_", "KMP_", "OPENBLAS_"),
+    *("FLASHINFER_", "TORCH", "PYTORCH_", "TRITON_", "TVM_", "OMP_", "MKL_", "KMP_", "OPENBLAS_"),
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "SAFETENSORS_", "TOKENIZERS_"),
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
-    """One engine. `python` is the interpreter of SGLang's own environment."""
+@dataclass(frozen=True, kw_only=True)
+class EngineSpec(ABC):
+    """How to start one engine. Each kind of engine has a subclass. `python` is the interpreter of its environment."""
+
+    kind: ClassVar[EngineKind]
+    child_prefix: ClassVar[str]  # of the names of its own processes; other children may come and go
+    variable_prefixes: ClassVar[tuple[str, ...]]  # of its own environment variables, which it inherits
 
     python: Path
     model: str
@@ -64,13 +57,7 @@ class EngineSpec:
     max_loras_per_batch: int = 8
     tool_call_parser: str
     context_length: int | None = None
-    mem_fraction_static: float | None = None
-    max_total_tokens: int | None = None
     max_running_requests: int | None = None
-    chunked_prefill_size: int | None = None
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    attention_backend: str | None = None
     tp_size: int = 1
     extra_flags: tuple[str, ...] = ()
 
@@ -82,58 +69,20 @@ class EngineSpec:
     def on_cpu(self) -> bool:
         return self.device == "cpu" or (self.device == "auto" and not any(Path(name).exists() for name in GPU_DEVICES))
 
+    @property
+    def keys(self) -> EngineKeys:
+        return EngineKeys(self.api_key, self.admin_key)
+
+    @abstractmethod
     def command(self, parent: int) -> list[str]:
-        """Return the command. The engine ends when the process `parent` ends."""
-        return [
-            # The plug-in's launcher starts SGLang on a GPU too; its platform replaces SGLang's own only without one.
-            *(str(self.python), "-m", "attune_sglang_cpu.launch", "--parent", str(parent)),
-            f"--model-path={self.model}",
-            f"--host={self.host}",
-            f"--port={self.port}",
-            f"--dtype={self.dtype}",
-            *self._lora_flags(),
-            # Without a parser SGLang drops the log-probs of streamed tokens without text, such as the last token. For
-            # requests without tools the parser changes nothing else.
-            f"--tool-call-parser={self.tool_call_parser}",
-            "--constrained-json-disable-any-whitespace",  # a small model could generate spaces for ever
-            "--sampling-defaults=openai",
-            *("--enable-priority-scheduling", "--default-priority-value=0"),  # rollouts are below chats
-            "--log-level=warning",  # the first line at level info contains the keys
-            *(CPU_FLAGS if self.on_cpu else []),
-            *self._size_flags(),  # after CPU_FLAGS, since the last value of a flag is the one that counts
-            *self.extra_flags,
-        ]
-
-    def _size_flags(self) -> list[str]:
-        """Return the flags of the settings that are not left to SGLang."""
-        flags: dict[str, object | None] = {
-            "context-length": self.context_length,
-            "mem-fraction-static": self.mem_fraction_static,
-            "max-total-tokens": self.max_total_tokens,
-            "max-running-requests": self.max_running_requests,
-            "chunked-prefill-size": self.chunked_prefill_size,
-            "quantization": self.quantization,
-            "kv-cache-dtype": None if self.kv_cache_dtype == "auto" else self.kv_cache_dtype,
-            "attention-backend": self.attention_backend,
-            "tp-size": None if self.tp_size == 1 else self.tp_size,
-        }
-        return [f"--{name}={value}" for name, value in flags.items() if value is not None]
-
-    def _lora_flags(self) -> list[str]:
-        if self.adapter is None:
-            return []
-        return [
-            *("--enable-lora", f"--max-lora-rank={self.adapter.rank}"),
-            *("--lora-target-modules", *sorted(self.adapter.target_modules)),
-            f"--max-loras-per-batch={self.max_loras_per_batch}",
-        ]
+        """Return the command. The engine ends when the process `parent` ends. Flags hold no keys."""
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that SGLang and its libraries need.
+        """Return the variables that the engine and its libraries need.
 
-        SGLang runs a model's files and a large library, so it gets no database URL and no secret but its own keys.
+        An engine runs a model's files and a large library, so it gets no database URL and no secret but its own keys.
         """
-        env = {name: value for name, value in os.environ.items() if _is_passed_to_engine(name)}
+        env = {name: value for name, value in os.environ.items() if self._is_passed(name)}
         env |= {
             "ATTUNE_ENGINE__API_KEY": self.api_key,
             "ATTUNE_ENGINE__ADMIN_KEY": self.admin_key,
@@ -147,9 +96,12 @@ class EngineSpec:
             env["HF_HUB_OFFLINE"] = "1"
         return env
 
+    def _is_passed(self, name: str) -> bool:
+        return name in PASSED_VARIABLES or name.startswith((*PASSED_PREFIXES, *self.variable_prefixes))
+
 
 class EngineProcess:
-    """SGLang in a session of its own, so that one signal reaches all its processes."""
+    """An engine in a session of its own, so that one signal reaches all its processes."""
 
     def __init__(self, spec: EngineSpec, process: asyncio.subprocess.Process) -> None:
         self.pid = process.pid
@@ -179,7 +131,7 @@ class EngineProcess:
         return f"the engine {ending}{LAST_LOG_LINE}{self._last_log_line()}"
 
     def find_lost_child(self) -> str | None:
-        """Return the name of a process of SGLang that has ended while the main process runs, or None.
+        """Return the name of a process of the engine that has ended while the main process runs, or None.
 
         The main process does not always end then, but it answers no requests. Call this often: a child that started
         and ended between two calls is not noticed.
@@ -188,13 +140,13 @@ class EngineProcess:
             children = psutil.Process(self.pid).children(recursive=True)
         except psutil.Error:
             return None  # the main process has ended: see `wait_for_exit`
-        names = {child.pid: name for child in children if (name := _name(child)).startswith(CHILD_PREFIX)}
+        names = {child.pid: name for child in children if (name := _name(child)).startswith(self._spec.child_prefix)}
         for child in children:
             with suppress(psutil.Error):
                 # A process that a child starts has the child's name until it sets its own, so it does not count.
                 if child.pid in names and names.get(child.ppid()) != names[child.pid]:
                     self._children[child] = names[child.pid]
-        return next((name for child, name in self._children.items() if not _is_alive(child)), None)
+        return next((name for child, name in self._children.items() if not is_alive(child)), None)
 
     async def terminate(self) -> None:
         """Terminate all processes, and kill those that are left after TERMINATE_TIMEOUT_SECONDS."""
@@ -220,10 +172,6 @@ class EngineProcess:
         return next((line for line in reversed(lines) if line), f"nothing in {self._spec.log_path}")
 
 
-def _is_passed_to_engine(name: str) -> bool:
-    return name != "SGLANG_USE_CPU_ENGINE" and (name in PASSED_VARIABLES or name.startswith(PASSED_PREFIXES))
-
-
 def _name(process: psutil.Process) -> str:
     try:
         return str(process.cmdline()[0]).strip()
@@ -231,7 +179,8 @@ def _name(process: psutil.Process) -> str:
         return ""
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether the process runs. A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -239,6 +188,6 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def require_free_port(spec: EngineSpec) -> None:
-    """Raise ValueError if the engine's port is in use. SGLang notices only after it has loaded the model."""
+    """Raise ValueError if the engine's port is in use. An engine notices only after it has loaded the model."""
     if (reason := port_error(spec.host, spec.port)) is not None:
         raise ValueError(f"the engine cannot listen on {spec.host}:{spec.port}: {reason}")
