@@ -32,3 +32,5 @@ def test_later_rewards_must_not_count_twice() -> None:
     rewards.check_credit(PPOConfig())
     rewards.check_credit(DPOConfig())
     RewardsConfig().check_credit(PPOConfig(turn_discount=0.5))
+    with pytest.raises(ValueError, match="turn_discount to 0"):
+        RewardsConfig(episode_credit="return").check_credit(PPOConfig(turn_discount=0.5))
