@@ -69,6 +69,11 @@ class UpdateConfig(Frozen):
         return False
 
     @property
+    def compares_episodes(self) -> bool:
+        """Whether it can learn from groups of episodes: by their rewards, whatever the prompts of their turns are."""
+        return False
+
+    @property
     def min_contrast(self) -> float:
         """Return the difference of rewards that two replies must exceed to be compared."""
         return 0.0
@@ -200,6 +205,10 @@ class GroupRelativeConfig(PolicyGradientConfig):
     def needs_groups(self) -> bool:
         return True
 
+    @property
+    def compares_episodes(self) -> bool:
+        return True
+
 
 class GRPOConfig(GroupRelativeConfig):
     """Shao et al., 2024: the reward relative to its group, divided by the group's standard deviation."""
@@ -247,6 +256,10 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
 
     @property
     def needs_groups(self) -> bool:
+        return self.baseline == "group"
+
+    @property
+    def compares_episodes(self) -> bool:
         return self.baseline == "group"
 
     @model_validator(mode="after")

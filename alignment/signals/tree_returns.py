@@ -39,6 +39,18 @@ def tree_returns(
     return returns
 
 
+def episode_return(steps: Sequence[Step], outcome: CombinedReward | None) -> CombinedReward | None:
+    """Return the reward of an episode as a whole, R + Σ r_t; None where it has none at all.
+
+    Its weight is that of the outcome or, without one, the mean of those of its turns' rewards.
+    """
+    own = [step.reward for step in steps if step.reward is not None]
+    if outcome is None and not own:
+        return None
+    weight = outcome.weight if outcome is not None else sum(one.weight for one in own) / len(own)
+    return CombinedReward(sum(one.value for one in own) + (0.0 if outcome is None else outcome.value), weight)
+
+
 def _return(
     reward: CombinedReward | None,
     following: Sequence[str],

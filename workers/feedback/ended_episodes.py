@@ -5,6 +5,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.settings import Settings
 from app.models import Episode, EpisodeState, Policy, Turn, TurnState
+from app.policies.overrides import effective_settings
 from app.training.policy_config import effective_rewards
 from workers.feedback.rewards import update_turn_samples
 from workers.feedback.signals import read_series
@@ -18,11 +19,17 @@ async def find_ended(session: AsyncSession, limit: int) -> list[str]:
 
 
 async def process_end(session: AsyncSession, episode_id: str, settings: Settings) -> None:
-    """Update the samples of an episode that has ended, where they depend on its other turns."""
+    """Update the samples that wait for the end of an episode: those of its turns, and of the others in its group."""
     episode = await session.get_one(Episode, episode_id)
     policy = await session.get_one(Policy, episode.policy_id)
-    if effective_rewards(policy, settings).episode_credit != "outcome":
-        turns = await read_series(session, "episode", [(episode.project_id, episode.id)])
+    waiting = set[str]()
+    if effective_rewards(policy, settings).episode_credit == "return":
+        waiting.add(episode.id)
+    if episode.group_id is not None and effective_settings(policy, settings).algorithm.compares_episodes:
+        in_group = (Episode.project_id == episode.project_id, Episode.group_id == episode.group_id)
+        waiting.update(await session.scalars(select(Episode.id).where(*in_group)))
+    if waiting:
+        turns = await read_series(session, "episode", [(episode.project_id, id) for id in waiting])
         await update_turn_samples(session, [turn.id for turn in turns], settings)
     await mark_processed(session, episode_id)
 

@@ -46,7 +46,7 @@ def compute_returns(
     for tree in trees:
         config = configs[tree.policy_id]
         values |= tree.returns(partial(combine, config=config, machine_weight=machine_weight), counted, config)
-        rated_by |= tree.raters(counted)
+        rated_by |= tree.raters(counted, config)
     for turn in turns:
         if turn.id in values:
             continue

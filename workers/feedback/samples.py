@@ -21,7 +21,7 @@ from app.training.unlearning import WITHDRAWN
 from app.training.vote_totals import reopen_votes_on_turns
 from workers.feedback import corrections, rater_trust, sample_groups, signals
 from workers.feedback.comparable_rewards import select_comparable
-from workers.feedback.episode_trees import read_trees
+from workers.feedback.episode_trees import read_trees, ready_times
 from workers.feedback.policy_configs import PolicyConfigs
 from workers.feedback.returns import compute_returns, credit_deadline
 from workers.feedback.signals import FinishedTurn
@@ -50,12 +50,12 @@ async def update_samples(
     feedback must wait.
     """
     turns = [turn for turn in turns if turn.origin != Origin.SHADOW]  # compared, but never trained on
-    rewards, need_groups = configs
+    rewards, need_groups = configs.rewards, configs.need_groups
     groups = await sample_groups.read_groups(session, turns, with_choices_of=need_groups)
     turns = groups.with_members(turns)
     all_turns = await _with_conversations(session, turns, rewards)
-    trees = await read_trees(session, all_turns, rewards)
-    tree_of = {turn.id: tree for tree in trees for turn in tree.turns}
+    trees = await read_trees(session, all_turns, configs)
+    episode_groups = {turn.id: tree.group for tree in trees for turn in tree.turns}
     all_turns = signals.in_order([*all_turns, *(turn for tree in trees for turn in tree.turns)])
     turn_ids = [turn.id for turn in all_turns]
     turn_rewards = await _read_rewards(session, turn_ids)
@@ -65,7 +65,7 @@ async def update_samples(
         grouped = [turn for turn in all_turns if turn.policy_id in need_groups]
         counted, alone = select_comparable(grouped, counted, comparison_groups)
     returns = compute_returns(all_turns, trees, counted, rewards, rater_trust.newcomer_trust(settings).weight)
-    changed = {turn.id for turn in turns} | tree_of.keys()
+    changed = {turn.id for turn in turns} | episode_groups.keys()
     affected = [turn for turn in all_turns if turn.id in changed or rewards[turn.policy_id].discount > 0]
     affected_ids = [turn.id for turn in affected]
     rows = await session.scalars(
@@ -78,6 +78,7 @@ async def update_samples(
     clusters = await _read_clusters(session, new_turns) if settings.raters.trust else {}
     usable_texts = await corrections.find_usable(session, (row for turn in affected for row in counted[turn.id]))
     time = await database_time(session)
+    known_at = ready_times(trees, returns.values, counted, rewards, time)
     for turn in affected:
         reward, config = returns.values[turn.id], rewards[turn.policy_id]
         sample = samples.get(turn.id)
@@ -94,7 +95,9 @@ async def update_samples(
         elif turn.id not in voted:
             _close_again(sample)
         _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback)
-        if turn.id in alone:
+        if (episode_group := episode_groups.get(turn.id)) is not None:
+            sample.group_id = episode_group
+        elif turn.id in alone:
             sample.group_id = f"turn/{turn.id}"  # not the id of its completion, which may be the same
         elif turn.policy_id in need_groups:
             sample.group_id = comparison_groups.get(turn.id, turn.completion_id)
@@ -103,12 +106,11 @@ async def update_samples(
         if sample.state in WAITING:
             sample.is_corrected = uses_feedback and corrections.has_usable(counted[turn.id], usable_texts)
         if sample.state == SampleState.OPEN:
-            ready_times = [
+            member_times = [
                 _ready_at(member, turn_rewards[member.id], config, time) for member in groups.trainable_group(turn)
             ]
-            tree = tree_of.get(turn.id)
-            credit_at = credit_deadline(turn, config) if tree is None else tree.ready_at(counted, config)
-            sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), credit_at, *ready_times])
+            credit_at = known_at[turn.id] if turn.id in known_at else credit_deadline(turn, config)
+            sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), credit_at, *member_times])
             sample.rater = _main_rater(returns.rated_by[groups.rated_turn(turn).id])
             _quarantine(sample, turn, returns.rated_by[turn.id], quarantined)
         if sample.origin is not None:  # for a new sample the assembly fills it in, with the columns beside it

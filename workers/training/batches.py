@@ -37,8 +37,9 @@ from app.policies import repository
 from app.policies.service import lock_policy
 from app.projects.service import resolve_base_model
 from app.training import batch_samples, kl_guard, sample_conditions
+from app.training.policy_config import effective_rewards
 from workers.feedback import corrections
-from workers.training.recorded_samples import read_held_out, to_sample
+from workers.training.recorded_samples import read_depths, read_held_out, to_sample
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
@@ -107,7 +108,7 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
                 row.claimed_at = now()
                 await session.flush()
                 await session.refresh(row)
-                return await _read_claimed(session, row)
+                return await _read_claimed(session, row, settings)
     return None
 
 
@@ -141,7 +142,7 @@ async def _break_up_without_consent(session: AsyncSession, row: Batch) -> bool:
     return True
 
 
-async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
+async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -> ClaimedBatch:
     policy = await session.get_one(Policy, row.policy_id)
     parent = await repository.get_version(session, row.parent_id)
     last_number = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy.id))
@@ -158,6 +159,8 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     rows = result.all()
     prompt_ids = await read_prompt_ids(session, [turn.id for turn, *_ in rows])
     lags = await _count_updates(session, parent, min((number for *_, number in rows), default=parent.number))
+    is_by_return = effective_rewards(policy, settings).episode_credit == "return"
+    depths = await read_depths(session, [turn for turn, *_ in rows]) if is_by_return else {}
     samples = tuple(
         # A version that was rolled back is no ancestor: its distance is counted in versions.
         to_sample(
@@ -167,6 +170,7 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
             number,
             lag=lags.get(number, abs(parent.number - number)),
             group=group,
+            depth=depths.get(turn.id),
             weight=weight,
         )
         for turn, reward, weight, group, _, number in rows

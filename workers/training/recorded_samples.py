@@ -1,12 +1,14 @@
 """Recorded turns in token space: the samples of a batch, and the replies that the KL of its update is measured on."""
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment import types as alignment_types
 from app.chat.histories import read_prompt_ids
+from app.episodes import graph
 from app.models import ApiKey, Batch, Origin, Project, Turn, TurnState, Version
 from app.training.sample_conditions import is_consenting
 
@@ -21,6 +23,7 @@ def to_sample(
     *,
     lag: int = 0,
     group: str | None = None,
+    depth: int | None = None,
     weight: float = 1.0,
 ) -> alignment_types.Sample:
     """Return a recorded turn in token space; `number` is that of the version that generated it."""
@@ -38,8 +41,24 @@ def to_sample(
         conversation=turn.conversation_id,
         turn_index=turn.num_messages,  # the same for all replies to one prompt
         episode=turn.episode_id,
+        depth=depth,
         weight=weight,
     )
+
+
+async def read_depths(session: AsyncSession, turns: Collection[Turn]) -> dict[str, int]:
+    """Return how many turns of its episode each turn goes on from, by turn; of those in an episode.
+
+    The other turns of the episodes count too: a turn before it need not be in the batch.
+    """
+    episodes = {turn.episode_id for turn in turns if turn.episode_id is not None}
+    query = select(*graph.COLUMNS, Turn.episode_id).where(Turn.episode_id.in_(episodes))
+    order = (Turn.episode_id, Turn.episode_step, Turn.choice_index, Turn.id)
+    depths: dict[str, int] = {}
+    for _, rows in groupby(await session.execute(query.order_by(*order)), lambda row: row.episode_id):
+        for shown in graph.build_graph(list(rows)):
+            depths[shown.id] = 0 if shown.parent_turn_id is None else depths[shown.parent_turn_id] + 1
+    return depths
 
 
 async def read_held_out(
