@@ -1,4 +1,4 @@
-"""Algorithms that compare each reply with the other replies to the same prompt: GRPO, Dr.GRPO, RLOO, DAPO, REINFORCE++.
+"""Algorithms that compare each reply with its group: GRPO, Dr.GRPO, RLOO, DAPO, REINFORCE++, GiGPO.
 
 GRPO (Shao et al., 2024) needs no critic: the advantage of a reply is its reward relative to its group, divided by the
 group's standard deviation.
@@ -18,6 +18,9 @@ DAPO (Yu et al., 2025) is GRPO with clip-higher, equal weight for every token, n
 REINFORCE++ (Hu et al., 2025) whitens the rewards over all tokens of the batch. It needs neither a critic nor groups.
 With `baseline="group"` the group's mean is subtracted from each reward before the whitening.
 
+GiGPO (Feng et al., 2025) compares episodes as GRPO does, and adds the return of a turn relative to those of other turns
+of the group with the same prompt.
+
 A group is of replies to one prompt, or of episodes: several attempts of an agent at one task, each of several turns.
 """
 
@@ -28,9 +31,21 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import PolicyGradient, RLAlgorithm
-from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
+from alignment.config.algorithm import (
+    DAPOConfig,
+    DrGRPOConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    ReinforcePlusPlusConfig,
+    RLOOConfig,
+)
 from alignment.errors import NothingToCompare
-from alignment.functional import group_advantage, leave_one_out_advantage, reinforce_plus_plus_advantage
+from alignment.functional import (
+    gigpo_advantage,
+    group_advantage,
+    leave_one_out_advantage,
+    reinforce_plus_plus_advantage,
+)
 from alignment.tolerance import is_tie
 from alignment.types import Sample, TrainData
 
@@ -127,6 +142,38 @@ class RLOO(GroupRelative):
 
     def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
         return leave_one_out_advantage(rewards_B, group_B, attempt_B=attempt_B)
+
+
+class GiGPO(GroupRelative):
+    Config = GiGPOConfig
+
+    def __init__(self, config: GiGPOConfig) -> None:
+        super().__init__(config)
+        self._shared_states = 0.0  # the share of turns whose prompt another turn of the group has
+
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        config, states = self.config, dict[Hashable, int]()
+        anchors = [
+            (sample.group, sample.prompt_ids) if sample.step_return is not None else index
+            for index, sample in enumerate(batch.samples)
+        ]
+        state_B = batch.group_B.new_tensor([states.setdefault(anchor, len(states)) for anchor in anchors])
+        returns_B = batch.rewards_B.new_tensor([sample.step_return or 0.0 for sample in batch.samples])
+        num_shared = int((torch.bincount(state_B) > 1)[state_B].sum())
+        self._shared_states = num_shared / len(batch.samples)
+        return gigpo_advantage(
+            batch.rewards_B,
+            returns_B,
+            batch.group_B,
+            state_B,
+            step_weight=config.step_weight,
+            scale_by_std=config.scale_by_std,
+            eps=config.eps,
+            attempt_B=batch.attempt_B,
+        )[:, None]
+
+    def get_metrics(self) -> dict[str, float]:
+        return super().get_metrics() | {"critic/shared_states": self._shared_states}
 
 
 class DAPO(GroupRelative):

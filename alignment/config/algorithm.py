@@ -239,6 +239,18 @@ class DAPOConfig(GroupRelativeConfig):
     )
 
 
+class GiGPOConfig(GroupRelativeConfig):
+    """Feng et al., 2025: GRPO on episodes, plus the return of a turn relative to other turns with the same prompt."""
+
+    type: Literal["gigpo"] = "gigpo"
+    aggregation: Aggregation = "seq-mean-token-mean"
+    step_weight: float = Field(default=1.0, ge=0, description="weight of the comparison of turns with the same prompt")
+    scale_by_std: bool = Field(
+        default=True, description="whether both comparisons are divided by their standard deviation"
+    )
+    eps: float = Field(default=1e-6, gt=0, description="added to the standard deviations")
+
+
 class RLOOConfig(GroupRelativeConfig):
     """Ahmadian et al., 2024: the reward minus the mean of the others in its group."""
 
@@ -348,6 +360,7 @@ AlgorithmConfig = Annotated[
     | GRPOConfig
     | DrGRPOConfig
     | DAPOConfig
+    | GiGPOConfig
     | RLOOConfig
     | ReinforcePlusPlusConfig
     | DPOConfig

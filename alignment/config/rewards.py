@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alignment.config.algorithm import Frozen, UpdateConfig
+from alignment.config.algorithm import Frozen, GiGPOConfig, UpdateConfig
 
 EXPLICIT = "explicit"
 LEARNED = "learned"
@@ -194,6 +194,8 @@ class RewardsConfig(Frozen):
 
     def check_credit(self, algorithm: UpdateConfig) -> None:
         """Raise ValueError if the rewards of later turns would count twice for earlier ones."""
+        if self.episode_credit == "return" and isinstance(algorithm, GiGPOConfig):
+            raise ValueError("gigpo needs episode_credit outcome: it compares the returns of turns beside the outcomes")
         turn_discount = getattr(algorithm, "turn_discount", 0.0)
         if self.episode_credit == "return" and turn_discount > 0:
             raise ValueError(

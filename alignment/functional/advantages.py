@@ -82,6 +82,37 @@ def leave_one_out_advantage(rewards_B: Tensor, group_B: Tensor, *, attempt_B: Te
 
 
 @torch.no_grad()
+def gigpo_advantage(
+    rewards_B: Tensor,
+    returns_B: Tensor,
+    group_B: Tensor,
+    state_B: Tensor,
+    *,
+    step_weight: float = 1.0,
+    scale_by_std: bool = True,
+    eps: float = 1e-6,
+    attempt_B: Tensor | None = None,
+) -> Tensor:
+    """Return A_episode + step_weight · A_step for each turn.  [B] → [B].
+
+    A_episode is `group_advantage` of the rewards, which all turns of an episode share. A_step is (G − mean) / (std +
+    eps) over the returns G of the turns with the same integer `state_B`, which have the same prompt (anchor state) in
+    the same group; it is 0 for a turn whose prompt no other turn has. A state that an episode has visited twice counts
+    twice, as in the paper.  Feng et al., 2025 (GiGPO).  Raises SingletonGroup as `group_advantage` does.
+    """
+    check_same_shape(rewards_B=rewards_B, returns_B=returns_B, group_B=group_B, state_B=state_B)
+    advantages_B = group_advantage(rewards_B, group_B, scale_by_std=scale_by_std, eps=eps, attempt_B=attempt_B)
+    _, slot_B, count_G = torch.unique(state_B, return_inverse=True, return_counts=True)
+    is_shared_B = count_G[slot_B] > 1
+    step_B = torch.zeros_like(advantages_B)
+    if is_shared_B.any():
+        step_B[is_shared_B] = group_advantage(
+            returns_B[is_shared_B], state_B[is_shared_B], scale_by_std=scale_by_std, eps=eps
+        )
+    return advantages_B + step_weight * step_B
+
+
+@torch.no_grad()
 def reinforce_plus_plus_advantage(
     rewards_BT: Tensor,
     mask_BT: Tensor,

@@ -44,17 +44,27 @@ class EpisodeTree:
 
         Feedback on the whole episode is its outcome. Feedback on a whole conversation counts for the last turn of it.
         """
+        steps, aside = self._steps(combine, counted)
         outcome = combine(self.outcomes(counted))
+        if config.episode_credit == "outcome":
+            return aside | dict.fromkeys((step.id for step in steps), episode_return(steps, outcome))
+        return aside | tree_returns(steps, outcome, config.episode_discount)
+
+    def step_returns(self, combine: Combine, counted: RowsByTurn, config: RewardsConfig) -> dict[str, float]:
+        """Return the return of each turn that has one, whatever its reward is."""
+        steps, _ = self._steps(combine, counted)
+        found = tree_returns(steps, combine(self.outcomes(counted)), config.episode_discount)
+        return {id: one.value for id, one in found.items() if one is not None}
+
+    def _steps(self, combine: Combine, counted: RowsByTurn) -> tuple[list[Step], dict[str, CombinedReward | None]]:
+        """Return the turns of the tree with the rewards of their own, and the rewards of those aside."""
         going_on = self._turns_whose_conversation_goes_on()
         own: dict[str, CombinedReward | None] = {}
         for turn in self.turns:
             elsewhere = (ON_EPISODE, ON_CONVERSATION) if turn.id in going_on else (ON_EPISODE,)
             own[turn.id] = combine([row for row in counted[turn.id] if not row.source.startswith(elsewhere)])
         steps = [Step(turn.id, self.parents[turn.id], own[turn.id]) for turn in self.turns if turn.id not in self.aside]
-        aside = {id: own[id] if self.group is None else None for id in self.aside}
-        if config.episode_credit == "outcome":
-            return aside | dict.fromkeys((step.id for step in steps), episode_return(steps, outcome))
-        return aside | tree_returns(steps, outcome, config.episode_discount)
+        return steps, {id: own[id] if self.group is None else None for id in self.aside}
 
     def outcomes(self, counted: RowsByTurn) -> list[Reward]:
         """Return the rewards of the episode as a whole, one of each source. Every turn has a copy of them."""

@@ -95,6 +95,8 @@ async def update_samples(
         elif turn.id not in voted:
             _close_again(sample)
         _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback)
+        if sample.state in WAITING:
+            sample.step_return = returns.step_returns.get(turn.id)
         if (episode_group := episode_groups.get(turn.id)) is not None:
             sample.group_id = episode_group
         elif turn.id in alone:

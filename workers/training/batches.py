@@ -150,7 +150,10 @@ async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -
     is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.own_prompt_ids.is_(None))
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
-        select(Turn, Sample.reward, Sample.weight, Sample.group_id, Sample.automated_batch_id, Version.number)
+        select(
+            *(Turn, Sample.reward, Sample.weight, Sample.group_id, Sample.step_return),
+            *(Sample.automated_batch_id, Version.number),
+        )
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
@@ -171,9 +174,10 @@ async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -
             lag=lags.get(number, abs(parent.number - number)),
             group=group,
             depth=depths.get(turn.id),
+            step_return=step_return,
             weight=weight,
         )
-        for turn, reward, weight, group, _, number in rows
+        for turn, reward, weight, group, step_return, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
     held_out = await read_held_out(session, row, parent, {sample.turn_id for sample in samples})

@@ -24,6 +24,7 @@ def to_sample(
     lag: int = 0,
     group: str | None = None,
     depth: int | None = None,
+    step_return: float | None = None,
     weight: float = 1.0,
 ) -> alignment_types.Sample:
     """Return a recorded turn in token space; `number` is that of the version that generated it."""
@@ -42,6 +43,7 @@ def to_sample(
         turn_index=turn.num_messages,  # the same for all replies to one prompt
         episode=turn.episode_id,
         depth=depth,
+        step_return=step_return,
         weight=weight,
     )
 

@@ -7,11 +7,12 @@ import torch
 
 from alignment.algorithms import RLAlgorithm
 from alignment.algorithms.base import prepare_step
-from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus, overlong_penalty
+from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, GiGPO, ReinforcePlusPlus, overlong_penalty
 from alignment.config.algorithm import (
     DAPOConfig,
     DPOConfig,
     DrGRPOConfig,
+    GiGPOConfig,
     GRPOConfig,
     KTOConfig,
     ReinforcePlusPlusConfig,
@@ -175,6 +176,32 @@ def test_returns_are_compared_at_the_same_depth() -> None:
     samples = [*turns("a", 0.5, 1.0, is_return=True), *turns("b", -0.25, -0.5, -1.0, is_return=True)]
     expected = [0.5 - 0.125, 1.0 - 0.25, -0.25 - 0.125, -0.5 - 0.25, -1.0 - (3 / 4 - 7 / 12) / 2]
     assert first_token_advantages(DrGRPO(DrGRPOConfig()), samples) == pytest.approx(expected, abs=1e-4)
+
+
+def test_gigpo_adds_the_comparison_of_turns_with_the_same_prompt() -> None:
+    """Attempts a and b begin with the same prompt. a wins after two turns, b loses after three; c begins elsewhere.
+
+    γ = ½. Outcomes 1, −1 and 0: mean 0, deviation 1. Returns at the shared prompt ½ and −¼: mean ⅛, deviation
+    ⅜ · √2. The second turns have another prompt each.
+    """
+
+    def turn(episode: str, outcome: float, step_return: float, *prompt: int) -> Sample:
+        return reply(outcome, 1, "task", episode=episode, prompt_ids=prompt, step_return=step_return)
+
+    samples = [
+        *(turn("a", 1.0, 0.5, 1), turn("a", 1.0, 1.0, 1, 5)),
+        *(turn("b", -1.0, -0.25, 1), turn("b", -1.0, -0.5, 1, 6), turn("b", -1.0, -1.0, 1, 6, 7)),
+        turn("c", 0.0, 0.0, 2),
+    ]
+    step = 0.5**0.5
+    assert first_token_advantages(GiGPO(GiGPOConfig()), samples) == pytest.approx(
+        [1 + step, 1.0, -1 - step, -1.0, -1.0, 0.0], abs=1e-4
+    )
+    half = GiGPO(GiGPOConfig(step_weight=0.5, scale_by_std=False))
+    assert first_token_advantages(half, samples) == pytest.approx([1.1875, 1.0, -1.1875, -1.0, -1.0, 0.0])
+    assert half.get_metrics()["critic/shared_states"] == pytest.approx(1 / 3)
+    # Between groups no prompt is shared, and replies without an episode have no returns: GRPO.
+    assert first_token_advantages(GiGPO(GiGPOConfig()), GROUPS) == first_token_advantages(GRPO(GRPOConfig()), GROUPS)
 
 
 def test_pairs_are_of_one_prompt_and_never_of_episodes() -> None:

@@ -3,7 +3,14 @@
 import pytest
 from pydantic import TypeAdapter
 
-from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, PolicyGradientConfig, PPOConfig
+from alignment.config.algorithm import (
+    AlgorithmConfig,
+    DPOConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    PolicyGradientConfig,
+    PPOConfig,
+)
 from alignment.config.rewards import RewardsConfig
 
 ALGORITHMS: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
@@ -34,3 +41,5 @@ def test_later_rewards_must_not_count_twice() -> None:
     RewardsConfig().check_credit(PPOConfig(turn_discount=0.5))
     with pytest.raises(ValueError, match="turn_discount to 0"):
         RewardsConfig(episode_credit="return").check_credit(PPOConfig(turn_discount=0.5))
+    with pytest.raises(ValueError, match="gigpo needs"):
+        RewardsConfig(episode_credit="return").check_credit(GiGPOConfig())
