@@ -41,6 +41,8 @@ class Sample:
     turn_index: int = 0  # position in the conversation
     episode: str | None = None  # the turns of an agent's attempt at a task have the same episode
     depth: int | None = None  # of a turn whose reward is a return: how many turns of its episode it goes on from
+    parent: str | None = None  # of such a turn: the turn that it goes on from, which need not be in the batch
+    step_reward: float | None = None  # of such a turn: what it adds to its return
     step_return: float | None = None  # of a turn of a compared episode, whose reward is that of the whole episode
     weight: float = 1.0  # confidence in the reward, relative to other samples; multiplies the loss, not the reward
 

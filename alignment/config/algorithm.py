@@ -144,14 +144,17 @@ class PolicyGradientConfig(UpdateConfig):
 class PPOConfig(PolicyGradientConfig):
     """PPO for one reply per prompt.
 
-    `estimator="running_baseline"` compares a reward with the mean of earlier rewards, "gae" with a critic's values.
+    `estimator="running_baseline"` compares a reward with the mean of earlier rewards, "gae" with a critic's values
+    at each token, "turn_gae" with those at the first token of each turn of an episode.
     `whiten="scale"` divides by the batch's root mean square and leaves the centring to the baseline; "full" subtracts
     the batch's mean, and with it any common shift, and divides by the standard deviation.
     """
 
     type: Literal["ppo"] = "ppo"
-    estimator: Literal["running_baseline", "gae"] = Field(
-        default="running_baseline", description="what a reward is compared with: earlier rewards, or a critic (gae)"
+    estimator: Literal["running_baseline", "gae", "turn_gae"] = Field(
+        default="running_baseline",
+        description="what a reward is compared with: earlier rewards, or a critic's values by token (gae) or by turn "
+        "of an episode (turn_gae)",
     )
     baseline_decay: float = Field(
         default=0.7, ge=0, lt=1, description="weight of a version's rewards in the baseline, relative to the next one's"
@@ -163,8 +166,10 @@ class PPOConfig(PolicyGradientConfig):
     whiten: Literal["scale", "full", "off"] = Field(
         default="scale", description="advantages are divided by their root mean square (scale), or also centred (full)"
     )
-    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token, with gae")
-    lam: float = Field(default=1.0, ge=0, le=1, description="λ of gae: 1 uses whole returns, 0 the critic's next value")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token with gae, per turn with turn_gae")
+    lam: float = Field(
+        default=1.0, ge=0, le=1, description="λ of both: 1 uses whole returns, 0 the critic's next value"
+    )
     turn_discount: float = Field(
         default=0.0, ge=0, le=1, description="discount per turn for the rewards of later turns"
     )
@@ -172,9 +177,13 @@ class PPOConfig(PolicyGradientConfig):
         default="loss", description="whether the KL to the base model is a part of the loss, or of each token's reward"
     )
     value_clip: float | None = Field(
-        default=0.5, gt=0, description="how far the critic's value may move in an update, with gae; null for any"
+        default=0.5, gt=0, description="how far the critic's value may move in an update, with a critic; null for any"
     )
-    value_coef: float = Field(default=1.0, gt=0, description="weight of the critic's loss, with gae")
+    value_coef: float = Field(default=1.0, gt=0, description="weight of the critic's loss")
+
+    @property
+    def has_critic(self) -> bool:
+        return self.estimator != "running_baseline"
 
 
 class LengthAwarePPOConfig(PPOConfig):

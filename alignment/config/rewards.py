@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alignment.config.algorithm import Frozen, GiGPOConfig, UpdateConfig
+from alignment.config.algorithm import Frozen, GiGPOConfig, PPOConfig, UpdateConfig
 
 EXPLICIT = "explicit"
 LEARNED = "learned"
@@ -196,6 +196,8 @@ class RewardsConfig(Frozen):
         """Raise ValueError if the rewards of later turns would count twice for earlier ones."""
         if self.episode_credit == "return" and isinstance(algorithm, GiGPOConfig):
             raise ValueError("gigpo needs episode_credit outcome: it compares the returns of turns beside the outcomes")
+        if self.episode_credit == "outcome" and isinstance(algorithm, PPOConfig) and algorithm.estimator == "turn_gae":
+            raise ValueError("estimator turn_gae needs episode_credit return: it goes along the tree of turns")
         turn_discount = getattr(algorithm, "turn_discount", 0.0)
         if self.episode_credit == "return" and turn_discount > 0:
             raise ValueError(

@@ -19,6 +19,7 @@ from alignment.functional.advantages import (
     leave_one_out_advantage,
     reinforce_plus_plus_advantage,
     running_baseline,
+    turn_gae_advantage,
 )
 from alignment.functional.aggregation import aggregate, masked_mean, whiten
 from alignment.functional.importance import LOG_RATIO_BOUND, RolloutCorrection, proximal_loglinear, rollout_correction
@@ -65,6 +66,7 @@ __all__ = [
     "reinforce_plus_plus_advantage",
     "rollout_correction",
     "running_baseline",
+    "turn_gae_advantage",
     "value_loss",
     "whiten",
 ]

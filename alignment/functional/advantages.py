@@ -17,6 +17,13 @@ class Gae(NamedTuple):
     returns_BT: Tensor
 
 
+class TurnGae(NamedTuple):
+    """Advantages of turns for the policy, and returns as targets for the critic."""
+
+    advantages_B: Tensor
+    returns_B: Tensor
+
+
 class CentredRewards(NamedTuple):
     """Rewards minus their group's mean; the sum of squares and the size of the group, repeated for each member.
 
@@ -46,6 +53,34 @@ def gae_advantage(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma:
         next_value_B = torch.where(present_BT[:, t], values_BT[:, t], next_value_B)
         advantages_BT[:, t] = advantage_B
     return Gae(apply_mask(advantages_BT, mask_BT), apply_mask(advantages_BT + values_BT, mask_BT))
+
+
+@torch.no_grad()
+def turn_gae_advantage(
+    rewards_B: Tensor, returns_B: Tensor, values_B: Tensor, parent_B: Tensor, gamma: float, lam: float
+) -> TurnGae:
+    """Return generalised advantage estimates over turns as steps, along trees.  [B] → [B] each.
+
+    δ_t = r_t + γ · mean V_c − V_t;  A_t = δ_t + γλ · mean A_c, over the turns c that continue t;  returns = A + V.
+    V_t is the value of the state in which turn t begins; tokens of a turn share its advantage. `parent_B` holds the row
+    that each turn continues, or −1. Where no row continues a turn, A_t = G_t − V_t with `returns_B`: G is the reward of
+    the last turn of a line, and includes what came after in turns that are not in the batch.
+    Schulman et al., 2016, with the turns of an episode instead of tokens.
+    """
+    check_same_shape(rewards_B=rewards_B, returns_B=returns_B, values_B=values_B, parent_B=parent_B)
+    parents, following = parent_B.tolist(), [list[int]() for _ in range(len(parent_B))]
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            following[parent].append(row)
+    order = [row for row, parent in enumerate(parents) if parent < 0]  # parents before those that continue them
+    for row in order:
+        order += following[row]
+    advantages_B = returns_B - values_B
+    for row in reversed(order):
+        if later := following[row]:
+            delta = rewards_B[row] + gamma * values_B[later].mean() - values_B[row]
+            advantages_B[row] = delta + gamma * lam * advantages_B[later].mean()
+    return TurnGae(advantages_B, advantages_B + values_B)
 
 
 @torch.no_grad()

@@ -39,6 +39,16 @@ def tree_returns(
     return returns
 
 
+def step_rewards(steps: Sequence[Step], outcome: CombinedReward | None) -> dict[str, float]:
+    """Return what each turn adds to its return: r_t + [t ends a line] R."""
+    continued = {step.parent for step in steps}
+    end = 0.0 if outcome is None else outcome.value
+    return {
+        step.id: (0.0 if step.reward is None else step.reward.value) + (0.0 if step.id in continued else end)
+        for step in steps
+    }
+
+
 def episode_return(steps: Sequence[Step], outcome: CombinedReward | None) -> CombinedReward | None:
     """Return the reward of an episode as a whole, R + Σ r_t; None where it has none at all.
 

@@ -132,6 +132,21 @@ def gigpo_advantage(
     return advantages
 
 
+def turn_gae_advantage(
+    rewards: Array, returns: Array, values: Array, parents: Integers, gamma: float, lam: float
+) -> Array:
+    """Return the λ-returns r + γ · mean((1 − λ) V + λ G of the next turns) minus the values, by recursion."""
+
+    def lambda_return(row: int) -> float:
+        later = np.flatnonzero(parents == row)
+        if not len(later):
+            return float(returns[row])
+        mixed = [(1 - lam) * values[one] + lam * lambda_return(int(one)) for one in later]
+        return float(rewards[row] + gamma * np.mean(mixed))
+
+    return np.array([lambda_return(row) for row in range(len(rewards))]) - values
+
+
 def distribution_kl(old: Array, new: Array, num_tokens: int) -> Array:
     """Return Σ p log(p/q) over the first `num_tokens` tokens and all others as one, at each place."""
     divergences = np.zeros(len(old))
@@ -206,6 +221,18 @@ def _measure_gigpo_advantage(generator: np.random.Generator, size: int) -> float
     return _difference(ours, gigpo_advantage(rewards, returns, groups, states, attempts, weight))
 
 
+def _measure_turn_gae_advantage(generator: np.random.Generator, size: int) -> float:
+    rewards, returns, values = generator.normal(size=(3, size))
+    parents = np.array([generator.integers(-1, row) if row else -1 for row in range(size)])
+    order = generator.permutation(size)  # rows are in no order
+    place = np.argsort(order)
+    shuffled = np.array([-1 if parents[row] < 0 else place[parents[row]] for row in order])
+    ours = functional.turn_gae_advantage(
+        torch.tensor(rewards), torch.tensor(returns), torch.tensor(values), torch.tensor(shuffled), 0.9, 0.8
+    )
+    return _difference(ours.advantages_B, turn_gae_advantage(rewards, returns, values, shuffled, 0.9, 0.8))
+
+
 def _measure_distribution_kl(generator: np.random.Generator, size: int) -> float:
     old, new = generator.dirichlet(np.ones(size + 2), 8), generator.dirichlet(np.ones(size + 2), 8)
     log_probs = (torch.tensor(np.log(probabilities[:, :size])) for probabilities in (old, new))
@@ -220,5 +247,6 @@ MEASURES: dict[str, Callable[[np.random.Generator, int], float]] = {
     "running_baseline": _measure_running_baseline,
     "discounted_turn_returns": _measure_discounted_turn_returns,
     "gigpo_advantage": _measure_gigpo_advantage,
+    "turn_gae_advantage": _measure_turn_gae_advantage,
     "distribution_kl": _measure_distribution_kl,
 }

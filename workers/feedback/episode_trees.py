@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import RewardsConfig
 from alignment.signals.combine_rewards import CombinedReward
-from alignment.signals.tree_returns import Step, episode_return, tree_returns
+from alignment.signals.tree_returns import Step, episode_return, step_rewards, tree_returns
 from app.episodes import graph
 from app.models import EndReason, Episode, EpisodeState, Reward, Turn, TurnState
 from app.raters.names import is_person
@@ -55,6 +55,11 @@ class EpisodeTree:
         steps, _ = self._steps(combine, counted)
         found = tree_returns(steps, combine(self.outcomes(counted)), config.episode_discount)
         return {id: one.value for id, one in found.items() if one is not None}
+
+    def step_rewards(self, combine: Combine, counted: RowsByTurn) -> dict[str, float]:
+        """Return what each turn adds to its return, with the outcome at the end of each line."""
+        steps, _ = self._steps(combine, counted)
+        return step_rewards(steps, combine(self.outcomes(counted)))
 
     def _steps(self, combine: Combine, counted: RowsByTurn) -> tuple[list[Step], dict[str, CombinedReward | None]]:
         """Return the turns of the tree with the rewards of their own, and the rewards of those aside."""

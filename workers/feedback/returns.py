@@ -22,6 +22,7 @@ class Returns(NamedTuple):
 
     values: Mapping[str, CombinedReward | None]
     step_returns: Mapping[str, float]  # of the turns of compared episodes, whose value is that of the whole episode
+    step_rewards: Mapping[str, float]  # of turns in trees: what each adds to its return
     rated_by: Mapping[str, Sequence[Reward]]
 
 
@@ -45,11 +46,13 @@ def compute_returns(
     values: dict[str, CombinedReward | None] = {}
     rated_by: dict[str, Sequence[Reward]] = {}
     step_returns: dict[str, float] = {}
+    step_rewards: dict[str, float] = {}
     for tree in trees:
         config = configs[tree.policy_id]
         combine_rows = partial(combine, config=config, machine_weight=machine_weight)
         values |= tree.returns(combine_rows, counted, config)
         step_returns |= tree.step_returns(combine_rows, counted, config) if tree.group is not None else {}
+        step_rewards |= tree.step_rewards(combine_rows, counted)
         rated_by |= tree.raters(counted, config)
     for turn in turns:
         if turn.id in values:
@@ -66,7 +69,7 @@ def compute_returns(
         own = rewards[0]
         with_person = (rows for rows in rewards if any(is_person(row.rater) for row in rows))
         rated_by[turn.id] = next(with_person, own or next((rows for rows in rewards if rows), own))
-    return Returns(values, step_returns, rated_by)
+    return Returns(values, step_returns, step_rewards, rated_by)
 
 
 def credit_deadline(turn: FinishedTurn, config: RewardsConfig) -> float:

@@ -97,6 +97,7 @@ async def update_samples(
         _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback)
         if sample.state in WAITING:
             sample.step_return = returns.step_returns.get(turn.id)
+            sample.step_reward = returns.step_rewards.get(turn.id)
         if (episode_group := episode_groups.get(turn.id)) is not None:
             sample.group_id = episode_group
         elif turn.id in alone:

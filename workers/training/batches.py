@@ -39,7 +39,7 @@ from app.projects.service import resolve_base_model
 from app.training import batch_samples, kl_guard, sample_conditions
 from app.training.policy_config import effective_rewards
 from workers.feedback import corrections
-from workers.training.recorded_samples import read_depths, read_held_out, to_sample
+from workers.training.recorded_samples import read_held_out, read_places, to_sample
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
@@ -151,8 +151,8 @@ async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
         select(
-            *(Turn, Sample.reward, Sample.weight, Sample.group_id, Sample.step_return),
-            *(Sample.automated_batch_id, Version.number),
+            *(Turn, Sample.reward, Sample.weight, Sample.group_id),
+            *(Sample.step_return, Sample.step_reward, Sample.automated_batch_id, Version.number),
         )
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
@@ -163,7 +163,7 @@ async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -
     prompt_ids = await read_prompt_ids(session, [turn.id for turn, *_ in rows])
     lags = await _count_updates(session, parent, min((number for *_, number in rows), default=parent.number))
     is_by_return = effective_rewards(policy, settings).episode_credit == "return"
-    depths = await read_depths(session, [turn for turn, *_ in rows]) if is_by_return else {}
+    places = await read_places(session, [turn for turn, *_ in rows]) if is_by_return else {}
     samples = tuple(
         # A version that was rolled back is no ancestor: its distance is counted in versions.
         to_sample(
@@ -173,11 +173,12 @@ async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -
             number,
             lag=lags.get(number, abs(parent.number - number)),
             group=group,
-            depth=depths.get(turn.id),
+            place=places.get(turn.id),
             step_return=step_return,
+            step_reward=step_reward,
             weight=weight,
         )
-        for turn, reward, weight, group, step_return, _, number in rows
+        for turn, reward, weight, group, step_return, step_reward, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
     held_out = await read_held_out(session, row, parent, {sample.turn_id for sample in samples})

@@ -41,5 +41,8 @@ def test_later_rewards_must_not_count_twice() -> None:
     RewardsConfig().check_credit(PPOConfig(turn_discount=0.5))
     with pytest.raises(ValueError, match="turn_discount to 0"):
         RewardsConfig(episode_credit="return").check_credit(PPOConfig(turn_discount=0.5))
+    with pytest.raises(ValueError, match="turn_gae needs"):
+        RewardsConfig().check_credit(PPOConfig(estimator="turn_gae"))
+    RewardsConfig(episode_credit="return").check_credit(PPOConfig(estimator="turn_gae"))
     with pytest.raises(ValueError, match="gigpo needs"):
         RewardsConfig(episode_credit="return").check_credit(GiGPOConfig())

@@ -37,6 +37,7 @@ def test_exported_names() -> None:
         "running_baseline",
         "binary_feedback_loss",
         "discounted_turn_returns",
+        "turn_gae_advantage",
         "value_loss",
         "whiten",
     }

@@ -151,3 +151,23 @@ async def test_turns_have_the_returns_that_gigpo_compares(compared: Harness) -> 
     samples = claimed.batch.samples
     assert {(sample.reward, sample.depth) for sample in samples} == {(1.0, None), (-1.0, None)}
     assert sorted(sample.step_return or 0.0 for sample in samples) == pytest.approx([-1.0, 0.95**2, 0.95, 1.0])
+
+
+async def test_turn_gae_knows_what_each_turn_adds_and_continues(harness: Harness) -> None:
+    """A thumb down on the second of three turns, with the outcome 1 and γ = ½."""
+    own = {"sources": SOURCES, "episode_credit": "return", "episode_discount": 0.5}
+    assert (await harness.api.put("/v1/policies/shop/rewards", json=own)).status_code == 200
+    harness.settings = harness.settings.replace({"trainer.batch_size": 3, "raters.max_rater_share": 1.0})
+    episode = await attempt(harness, 3)
+    turns = sorted(await harness.all(Turn), key=lambda turn: turn.episode_step or 0)
+    await harness.vote(turns[1].id, "down")
+    await episodes.end(harness, episode["id"], outcome=1.0)
+    await curate(harness.db, harness.settings)
+    assert await assemble(harness.db, harness.settings) == 1
+    claimed = await batches.claim(harness.db, "a trainer", harness.settings)
+    assert claimed is not None
+    found = {sample.turn_id: sample for sample in claimed.batch.samples}
+    samples = [found[turn.id] for turn in turns]
+    assert [sample.step_reward for sample in samples] == [0.0, -1.0, 1.0]
+    assert [sample.reward for sample in samples] == [-0.25, -0.5, 1.0]
+    assert [sample.parent for sample in samples] == [None, turns[0].id, turns[1].id]
