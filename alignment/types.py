@@ -36,10 +36,14 @@ class Sample:
     version: int  # the n of the version `{policy}-v{n}` that sampled it; 0 is the base model
     temperature: float = 1.0
     lag: int = 0  # versions between the one that sampled it and the one that is trained
-    group: str | None = None  # replies to the same prompt have the same group
+    group: str | None = None  # replies to the same prompt have the same group, and episodes of the same task
     conversation: str | None = None
     turn_index: int = 0  # position in the conversation
     episode: str | None = None  # the turns of an agent's attempt at a task have the same episode
+    depth: int | None = None  # of a turn whose reward is a return: how many turns of its episode it goes on from
+    parent: str | None = None  # of such a turn: the turn that it goes on from, which need not be in the batch
+    step_reward: float | None = None  # of such a turn: what it adds to its return
+    step_return: float | None = None  # of a turn of a compared episode, whose reward is that of the whole episode
     weight: float = 1.0  # confidence in the reward, relative to other samples; multiplies the loss, not the reward
 
     def __post_init__(self) -> None:
@@ -153,6 +157,13 @@ class TrainData:
         """Return an integer group label for each sample. A sample without a group has a label of its own."""
         numbers: dict[str, int] = {}
         names = [sample.group or f"alone {index}" for index, sample in enumerate(self.samples)]
+        return self.response_mask_BT.new_tensor([numbers.setdefault(name, len(numbers)) for name in names]).long()
+
+    @cached_property
+    def attempt_B(self) -> Tensor:
+        """Return an integer label of each sample's episode. A reply without one has a label of its own."""
+        numbers: dict[str, int] = {}
+        names = [sample.episode or f"alone {index}" for index, sample in enumerate(self.samples)]
         return self.response_mask_BT.new_tensor([numbers.setdefault(name, len(numbers)) for name in names]).long()
 
     @cached_property

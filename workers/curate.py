@@ -14,7 +14,7 @@ from app.core.settings import Settings
 from app.models import AuditAction, Feedback, Policy, Turn, TurnState, record_audit
 from app.projects import usage
 from app.training.policy_config import effective_rewards
-from workers.feedback import rewards
+from workers.feedback import ended_episodes, rewards
 from workers.feedback.feedback_pages import PageSize, list_projects, read_in_turn, read_page
 from workers.judging import judge
 from workers.rollouts import chat_rollouts
@@ -24,6 +24,7 @@ PAGE_SIZE = PageSize(events=500, rows=5000)
 # A page is a write transaction, and with SQLite every chat and vote waits for it.
 SQLITE_PAGE_SIZE = PageSize(events=50, rows=250)
 DISCOUNTED_EVENTS = 64  # of a page, where each of them may change a whole conversation
+MAX_EPISODES = 50  # that have ended, before other work goes on
 MAX_TURNS = 500  # that have finished, in a transaction
 RUN_SECONDS = 5.0
 DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeout)  # not caused by the feedback
@@ -49,9 +50,10 @@ async def curate(db: Database, settings: Settings) -> int:
         except FeedbackFailed:
             log.exception("a page of feedback failed; its events are read one by one")
             num_read, is_last = await _process_one_by_one(db, settings), False
+        num_episodes = await _process_ended_episodes(db, settings)
         num_turns = await _process_turns(db, settings)
         total += num_read
-        if is_last and num_turns == 0:
+        if is_last and num_turns == 0 and num_episodes == 0:
             return total
         await db.let_others_write()
         if time.monotonic() - start > RUN_SECONDS:
@@ -70,7 +72,7 @@ async def _process_page(db: Database, settings: Settings, size: PageSize) -> tup
     seqs: list[int] = []
     try:
         async with db.read_snapshot() as session:
-            has_discount = settings.rewards.discount > 0 or await session.scalar(
+            has_discount = settings.rewards.reaches_other_turns or await session.scalar(
                 select(exists().where(Policy.rewards.is_not(None)))
             )
             if has_discount:
@@ -109,6 +111,26 @@ async def _process_one_by_one(db: Database, settings: Settings) -> int:
         if num_read == 0:
             break
     return total
+
+
+async def _process_ended_episodes(db: Database, settings: Settings) -> int:
+    """Process the ends of episodes, each in a transaction of its own. Returns their number.
+
+    Where one fails, the samples of its turns become ready when its last limit would have ended it.
+    """
+    async with db.read() as session:
+        ids = await ended_episodes.find_ended(session, MAX_EPISODES)
+    for id in ids:
+        try:
+            async with db.write() as session:
+                await ended_episodes.process_end(session, id, settings)
+        except DATABASE_ERRORS:
+            raise
+        except Exception:
+            log.exception("the end of episode %s could not be processed", id)
+            async with db.write() as session:
+                await ended_episodes.mark_processed(session, id)
+    return len(ids)
 
 
 async def _process_turns(db: Database, settings: Settings) -> int:

@@ -1,4 +1,4 @@
-"""Algorithms that compare each reply with the other replies to the same prompt: GRPO, Dr.GRPO, RLOO, DAPO, REINFORCE++.
+"""Algorithms that compare each reply with its group: GRPO, Dr.GRPO, RLOO, DAPO, REINFORCE++, GiGPO.
 
 GRPO (Shao et al., 2024) needs no critic: the advantage of a reply is its reward relative to its group, divided by the
 group's standard deviation.
@@ -17,29 +17,67 @@ DAPO (Yu et al., 2025) is GRPO with clip-higher, equal weight for every token, n
 
 REINFORCE++ (Hu et al., 2025) whitens the rewards over all tokens of the batch. It needs neither a critic nor groups.
 With `baseline="group"` the group's mean is subtracted from each reward before the whitening.
+
+GiGPO (Feng et al., 2025) compares episodes as GRPO does, and adds the return of a turn relative to those of other turns
+of the group with the same prompt.
+
+A group is of replies to one prompt, or of episodes: several attempts of an agent at one task, each of several turns.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from alignment.algorithms.base import PolicyGradient, RLAlgorithm
-from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
+from alignment.config.algorithm import (
+    DAPOConfig,
+    DrGRPOConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    ReinforcePlusPlusConfig,
+    RLOOConfig,
+)
 from alignment.errors import NothingToCompare
-from alignment.functional import group_advantage, leave_one_out_advantage, reinforce_plus_plus_advantage
+from alignment.functional import (
+    gigpo_advantage,
+    group_advantage,
+    leave_one_out_advantage,
+    reinforce_plus_plus_advantage,
+)
 from alignment.tolerance import is_tie
 from alignment.types import Sample, TrainData
+
+Cell = Callable[[Sample], Hashable | None]  # samples with the same value are compared; those with None with nobody
 
 
 def group_indices(samples: Sequence[Sample]) -> list[list[int]]:
     """Return the sample indices of each group of two or more. Samples without a partner are in no group."""
-    indices: dict[str, list[int]] = defaultdict(list)
+    return [indices for indices in _indices_by(samples, group_of) if len(indices) > 1]
+
+
+def compared_indices(samples: Sequence[Sample], cell: Cell) -> list[list[int]]:
+    """Return the sample indices of each cell with two or more attempts: replies without an episode, or episodes."""
+    cells = _indices_by(samples, cell)
+    return [indices for indices in cells if len({samples[index].episode or index for index in indices}) > 1]
+
+
+def group_of(sample: Sample) -> str | None:
+    return sample.group
+
+
+def depth_of(sample: Sample) -> tuple[str, int] | None:
+    """Return the group with the depth in the episode, of turns that are rewarded by their returns."""
+    return None if sample.group is None or sample.depth is None else (sample.group, sample.depth)
+
+
+def _indices_by(samples: Sequence[Sample], cell: Cell) -> list[list[int]]:
+    indices: dict[Hashable, list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
-        if sample.group is not None:
-            indices[sample.group].append(index)
-    return [group for group in indices.values() if len(group) > 1]
+        if (key := cell(sample)) is not None:
+            indices[key].append(index)
+    return list(indices.values())
 
 
 def overlong_penalty(length: int, longest: int, buffer: int) -> float:
@@ -51,48 +89,110 @@ def overlong_penalty(length: int, longest: int, buffer: int) -> float:
 
 
 class GroupRelative(PolicyGradient):
-    """Policy gradient on groups only: a sample without a group of at least two is skipped and reported as unused."""
+    """Policy gradient on groups only: a sample without a group of at least two is skipped and reported as unused.
+
+    The statistics of a group of episodes are those of the episodes, however many turns they have. A turn that is
+    rewarded by its return is compared with the turns of the others at the same depth, or with the whole group where
+    there are none: the earlier a turn, the more often its return is discounted.
+    """
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        selected = sorted(index for group in group_indices(samples) for index in group)
+        selected = sorted(index for group in compared_indices(samples, group_of) for index in group)
         if not selected:
             raise NothingToCompare(f"No prompt of this batch of {len(samples)} samples has two replies.")
         return selected
+
+    def compute_advantages(self, batch: TrainData) -> Tensor:
+        return self.compare(batch, batch.rewards_B)[:, None]
+
+    def compare(self, batch: TrainData, rewards_B: Tensor) -> Tensor:
+        """Return the advantage of each reward in its group or, where it has one with other attempts, its cell, [B].
+
+        Raises SingletonGroup for a sample that `select` leaves out.
+        """
+        advantages_B = self.advantage(rewards_B, batch.group_B, batch.attempt_B)
+        if cells := compared_indices(batch.samples, depth_of):
+            rows = [index for indices in cells for index in indices]
+            labels = [label for label, indices in enumerate(cells) for _ in indices]
+            labels_C = torch.tensor(labels, device=rewards_B.device)
+            advantages_B[rows] = self.advantage(rewards_B[rows], labels_C, batch.attempt_B[rows])
+        return advantages_B
+
+    def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
+        """Return the advantage of each reward among those of its group, [B], of which each has two attempts or more."""
+        raise NotImplementedError
 
 
 class GRPO(GroupRelative):
     Config = GRPOConfig
 
-    def compute_advantages(self, batch: TrainData) -> Tensor:
-        return group_advantage(batch.rewards_B, batch.group_B, eps=self.config.eps)[:, None]
+    def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
+        return group_advantage(rewards_B, group_B, eps=self.config.eps, attempt_B=attempt_B)
 
 
 class DrGRPO(GroupRelative):
     Config = DrGRPOConfig
 
-    def compute_advantages(self, batch: TrainData) -> Tensor:
-        return group_advantage(batch.rewards_B, batch.group_B, scale_by_std=False)[:, None]
+    def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
+        return group_advantage(rewards_B, group_B, scale_by_std=False, attempt_B=attempt_B)
 
 
 class RLOO(GroupRelative):
     Config = RLOOConfig
 
+    def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
+        return leave_one_out_advantage(rewards_B, group_B, attempt_B=attempt_B)
+
+
+class GiGPO(GroupRelative):
+    Config = GiGPOConfig
+
+    def __init__(self, config: GiGPOConfig) -> None:
+        super().__init__(config)
+        self._shared_states = 0.0  # the share of turns whose prompt another turn of the group has
+
     def compute_advantages(self, batch: TrainData) -> Tensor:
-        return leave_one_out_advantage(batch.rewards_B, batch.group_B)[:, None]
+        config, states = self.config, dict[Hashable, int]()
+        anchors = [
+            (sample.group, sample.prompt_ids) if sample.step_return is not None else index
+            for index, sample in enumerate(batch.samples)
+        ]
+        state_B = batch.group_B.new_tensor([states.setdefault(anchor, len(states)) for anchor in anchors])
+        returns_B = batch.rewards_B.new_tensor([sample.step_return or 0.0 for sample in batch.samples])
+        num_shared = int((torch.bincount(state_B) > 1)[state_B].sum())
+        self._shared_states = num_shared / len(batch.samples)
+        return gigpo_advantage(
+            batch.rewards_B,
+            returns_B,
+            batch.group_B,
+            state_B,
+            step_weight=config.step_weight,
+            scale_by_std=config.scale_by_std,
+            eps=config.eps,
+            attempt_B=batch.attempt_B,
+        )[:, None]
+
+    def get_metrics(self) -> dict[str, float]:
+        return super().get_metrics() | {"critic/shared_states": self._shared_states}
 
 
 class DAPO(GroupRelative):
     Config = DAPOConfig
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        varied = [g for g in group_indices(samples) if not is_tie([self._reward(samples[index]) for index in g])]
+        varied = [
+            g for g in compared_indices(samples, group_of) if not is_tie([self._reward(samples[index]) for index in g])
+        ]
         if not varied:
             raise NothingToCompare(f"No group of this batch of {len(samples)} samples has two different rewards.")
         return sorted(index for group in varied for index in group)
 
     def compute_advantages(self, batch: TrainData) -> Tensor:
         rewards_B = torch.tensor([self._reward(sample) for sample in batch.samples]).to(batch.rewards_B)
-        return group_advantage(rewards_B, batch.group_B, eps=self.config.eps)[:, None]
+        return self.compare(batch, rewards_B)[:, None]
+
+    def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
+        return group_advantage(rewards_B, group_B, eps=self.config.eps, attempt_B=attempt_B)
 
     def _reward(self, sample: Sample) -> float:
         longest = self.config.overlong_longest
@@ -110,7 +210,12 @@ class ReinforcePlusPlus(GroupRelative):
     def compute_advantages(self, batch: TrainData) -> Tensor:
         mask_BT, last_token_B1 = batch.response_mask_BT, batch.length_B.long()[:, None] - 1
         rewards_BT = torch.zeros_like(mask_BT).scatter(1, last_token_B1, batch.rewards_B[:, None])
-        group_B = batch.group_B if self.config.baseline == "group" else None
+        has_groups = self.config.baseline == "group"
         return reinforce_plus_plus_advantage(
-            rewards_BT, mask_BT, gamma=self.config.gamma, group_B=group_B, weights_B=batch.weights_B
+            rewards_BT,
+            mask_BT,
+            gamma=self.config.gamma,
+            group_B=batch.group_B if has_groups else None,
+            attempt_B=batch.attempt_B if has_groups else None,
+            weights_B=batch.weights_B,
         )

@@ -7,7 +7,9 @@ with those of versions near its own (`alignment/algorithms/baselines.py`): again
 replies of an earlier version would be bad, whatever people said of them.
 
 With a critic (`estimator="gae"`), the reward is assigned to the last token and GAE (Schulman et al., 2016) gives the
-advantage of each token. The critic is an adapter and a value head on the base model.
+advantage of each token. The critic is an adapter and a value head on the base model. `estimator="turn_gae"` takes the
+turns of an episode as steps instead of tokens: what follows a turn is the next turn of its line, and the value is that
+of the state in which the turn begins.
 
 Length-aware PPO adds a penalty on replies whose length is outside a range (`length_penalty`, which the `length` rule
 uses too). The penalty lies between −1 and 0 and is scaled by `length_share` · mean |reward| of the batch, so it can
@@ -27,10 +29,12 @@ from alignment.algorithms.base import PolicyGradient
 from alignment.algorithms.baselines import Baseline, RunningBaseline, VersionBaseline
 from alignment.config.algorithm import LengthAwarePPOConfig, PPOConfig
 from alignment.functional import (
+    Gae,
     discounted_turn_returns,
     gae_advantage,
     kl_estimate,
     masked_mean,
+    turn_gae_advantage,
     whiten,
 )
 from alignment.functional.policy_losses import value_loss_per_token
@@ -46,7 +50,7 @@ class PPO(PolicyGradient):
         decay = config.baseline_decay
         self.baseline: Baseline = VersionBaseline(decay) if config.baseline_per_version else RunningBaseline(decay)
         self._metrics: dict[str, float] = {}
-        self.needs_critic = config.estimator == "gae"
+        self.needs_critic = config.has_critic
         self.needs_old_logprobs = self.needs_old_logprobs or (config.kl_in == "reward" and self.needs_reference)
 
     def compute_advantages(self, batch: TrainData) -> Tensor:
@@ -57,12 +61,10 @@ class PPO(PolicyGradient):
                 rewards_B, conversation_B.to(rewards_B.device), turn_B.to(rewards_B.device), self.config.turn_discount
             )
         penalty_BT = self._kl_penalty(batch)
-        if self.config.estimator == "gae":
+        if self.config.has_critic:
             assert batch.values_BT is not None, "the trainer computes values when needs_critic is set"
-            reward_BT = torch.zeros_like(mask_BT).scatter(1, batch.length_B.long()[:, None] - 1, rewards_B[:, None])
-            advantages_BT, batch.returns_BT = gae_advantage(
-                reward_BT + penalty_BT, batch.values_BT, mask_BT, self.config.gamma, self.config.lam
-            )
+            estimate = self._estimate_turns if self.config.estimator == "turn_gae" else self._estimate_tokens
+            advantages_BT, batch.returns_BT = estimate(batch, batch.values_BT, rewards_B, penalty_BT)
             self._metrics = {
                 "critic/vf_explained_var": explained_variance(batch.values_BT, batch.returns_BT, mask_BT),
                 "critic/values/mean": float(masked_mean(batch.values_BT, mask_BT)),
@@ -76,6 +78,24 @@ class PPO(PolicyGradient):
         if self.config.whiten == "off":
             return advantages_BT
         return whiten(advantages_BT, mask_BT, centre=self.config.whiten == "full", weights_B=batch.weights_B)
+
+    def _estimate_tokens(self, batch: TrainData, values_BT: Tensor, rewards_B: Tensor, penalty_BT: Tensor) -> Gae:
+        mask_BT = batch.response_mask_BT
+        reward_BT = torch.zeros_like(mask_BT).scatter(1, batch.length_B.long()[:, None] - 1, rewards_B[:, None])
+        return gae_advantage(reward_BT + penalty_BT, values_BT, mask_BT, self.config.gamma, self.config.lam)
+
+    def _estimate_turns(self, batch: TrainData, values_BT: Tensor, rewards_B: Tensor, penalty_BT: Tensor) -> Gae:
+        """Give each token the advantage of its turn, and the critic the return of the turn as the target at each."""
+        mask_BT, samples = batch.response_mask_BT, batch.samples
+        shaping_B = rewards_B - batch.rewards_B + (penalty_BT * mask_BT).sum(-1)
+        own_B = rewards_B.new_tensor([s.reward if s.step_reward is None else s.step_reward for s in samples])
+        rows = {sample.turn_id: row for row, sample in enumerate(samples)}
+        parent_B = torch.tensor([rows.get(sample.parent or "", -1) for sample in samples], device=rewards_B.device)
+        gamma, lam = self.config.gamma, self.config.lam
+        turns = turn_gae_advantage(
+            own_B + shaping_B, batch.rewards_B + shaping_B, values_BT[:, 0], parent_B, gamma, lam
+        )
+        return Gae(turns.advantages_B[:, None] * mask_BT, turns.returns_B[:, None] * mask_BT)
 
     def shape_rewards(self, batch: TrainData) -> Tensor:
         """Return the rewards to learn from, [B]. A subclass may override this."""

@@ -4,7 +4,7 @@ from pydantic import ValidationError
 
 from alignment.algorithms.base import RLAlgorithm
 from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
-from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus
+from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, GiGPO, ReinforcePlusPlus
 from alignment.algorithms.ppo import PPO, LengthAwarePPO
 from alignment.config.algorithm import ALGORITHM_ENTRY_POINTS, AlgorithmConfig, CustomConfig, UpdateConfig
 from alignment.errors import UnknownAlgorithm, UnknownExtension
@@ -17,6 +17,7 @@ ALGORITHMS: dict[str, type[RLAlgorithm]] = {
     "dr_grpo": DrGRPO,
     "dapo": DAPO,
     "rloo": RLOO,
+    "gigpo": GiGPO,
     "reinforce++": ReinforcePlusPlus,
     "dpo": DPO,
     "online_dpo": OnlineDPO,

@@ -69,6 +69,11 @@ class UpdateConfig(Frozen):
         return False
 
     @property
+    def compares_episodes(self) -> bool:
+        """Whether it can learn from groups of episodes: by their rewards, whatever the prompts of their turns are."""
+        return False
+
+    @property
     def min_contrast(self) -> float:
         """Return the difference of rewards that two replies must exceed to be compared."""
         return 0.0
@@ -139,14 +144,17 @@ class PolicyGradientConfig(UpdateConfig):
 class PPOConfig(PolicyGradientConfig):
     """PPO for one reply per prompt.
 
-    `estimator="running_baseline"` compares a reward with the mean of earlier rewards, "gae" with a critic's values.
+    `estimator="running_baseline"` compares a reward with the mean of earlier rewards, "gae" with a critic's values
+    at each token, "turn_gae" with those at the first token of each turn of an episode.
     `whiten="scale"` divides by the batch's root mean square and leaves the centring to the baseline; "full" subtracts
     the batch's mean, and with it any common shift, and divides by the standard deviation.
     """
 
     type: Literal["ppo"] = "ppo"
-    estimator: Literal["running_baseline", "gae"] = Field(
-        default="running_baseline", description="what a reward is compared with: earlier rewards, or a critic (gae)"
+    estimator: Literal["running_baseline", "gae", "turn_gae"] = Field(
+        default="running_baseline",
+        description="what a reward is compared with: earlier rewards, or a critic's values by token (gae) or by turn "
+        "of an episode (turn_gae)",
     )
     baseline_decay: float = Field(
         default=0.7, ge=0, lt=1, description="weight of a version's rewards in the baseline, relative to the next one's"
@@ -158,8 +166,10 @@ class PPOConfig(PolicyGradientConfig):
     whiten: Literal["scale", "full", "off"] = Field(
         default="scale", description="advantages are divided by their root mean square (scale), or also centred (full)"
     )
-    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token, with gae")
-    lam: float = Field(default=1.0, ge=0, le=1, description="λ of gae: 1 uses whole returns, 0 the critic's next value")
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token with gae, per turn with turn_gae")
+    lam: float = Field(
+        default=1.0, ge=0, le=1, description="λ of both: 1 uses whole returns, 0 the critic's next value"
+    )
     turn_discount: float = Field(
         default=0.0, ge=0, le=1, description="discount per turn for the rewards of later turns"
     )
@@ -167,9 +177,13 @@ class PPOConfig(PolicyGradientConfig):
         default="loss", description="whether the KL to the base model is a part of the loss, or of each token's reward"
     )
     value_clip: float | None = Field(
-        default=0.5, gt=0, description="how far the critic's value may move in an update, with gae; null for any"
+        default=0.5, gt=0, description="how far the critic's value may move in an update, with a critic; null for any"
     )
-    value_coef: float = Field(default=1.0, gt=0, description="weight of the critic's loss, with gae")
+    value_coef: float = Field(default=1.0, gt=0, description="weight of the critic's loss")
+
+    @property
+    def has_critic(self) -> bool:
+        return self.estimator != "running_baseline"
 
 
 class LengthAwarePPOConfig(PPOConfig):
@@ -198,6 +212,10 @@ class GroupRelativeConfig(PolicyGradientConfig):
 
     @property
     def needs_groups(self) -> bool:
+        return True
+
+    @property
+    def compares_episodes(self) -> bool:
         return True
 
 
@@ -230,6 +248,18 @@ class DAPOConfig(GroupRelativeConfig):
     )
 
 
+class GiGPOConfig(GroupRelativeConfig):
+    """Feng et al., 2025: GRPO on episodes, plus the return of a turn relative to other turns with the same prompt."""
+
+    type: Literal["gigpo"] = "gigpo"
+    aggregation: Aggregation = "seq-mean-token-mean"
+    step_weight: float = Field(default=1.0, ge=0, description="weight of the comparison of turns with the same prompt")
+    scale_by_std: bool = Field(
+        default=True, description="whether both comparisons are divided by their standard deviation"
+    )
+    eps: float = Field(default=1e-6, gt=0, description="added to the standard deviations")
+
+
 class RLOOConfig(GroupRelativeConfig):
     """Ahmadian et al., 2024: the reward minus the mean of the others in its group."""
 
@@ -247,6 +277,10 @@ class ReinforcePlusPlusConfig(PolicyGradientConfig):
 
     @property
     def needs_groups(self) -> bool:
+        return self.baseline == "group"
+
+    @property
+    def compares_episodes(self) -> bool:
         return self.baseline == "group"
 
     @model_validator(mode="after")
@@ -335,6 +369,7 @@ AlgorithmConfig = Annotated[
     | GRPOConfig
     | DrGRPOConfig
     | DAPOConfig
+    | GiGPOConfig
     | RLOOConfig
     | ReinforcePlusPlusConfig
     | DPOConfig

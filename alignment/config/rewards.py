@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alignment.config.algorithm import Frozen, UpdateConfig
+from alignment.config.algorithm import Frozen, GiGPOConfig, PPOConfig, UpdateConfig
 
 EXPLICIT = "explicit"
 LEARNED = "learned"
@@ -156,6 +156,14 @@ class RewardsConfig(Frozen):
     spread: Literal["even", "last", "discounted"] = Field(
         "even", description="how feedback on a whole conversation is distributed over its replies"
     )
+    episode_credit: Literal["outcome", "return"] = Field(
+        "outcome",
+        description="the reward of an agent's turn: the outcome of its episode, spread as `spread` says, or its return "
+        "along the tree of the episode's turns; see docs/episodes.md",
+    )
+    episode_discount: float = Field(
+        0.95, gt=0, le=1, description="discount per turn of the tree, with `episode_credit` return"
+    )
     automated_weight_factor: float = Field(
         0.25, ge=0, le=1, description="factor on the weight of automated sources where a person gave feedback"
     )
@@ -186,13 +194,27 @@ class RewardsConfig(Frozen):
 
     def check_credit(self, algorithm: UpdateConfig) -> None:
         """Raise ValueError if the rewards of later turns would count twice for earlier ones."""
+        if self.episode_credit == "return" and isinstance(algorithm, GiGPOConfig):
+            raise ValueError("gigpo needs episode_credit outcome: it compares the returns of turns beside the outcomes")
+        if self.episode_credit == "outcome" and isinstance(algorithm, PPOConfig) and algorithm.estimator == "turn_gae":
+            raise ValueError("estimator turn_gae needs episode_credit return: it goes along the tree of turns")
         turn_discount = getattr(algorithm, "turn_discount", 0.0)
+        if self.episode_credit == "return" and turn_discount > 0:
+            raise ValueError(
+                f"episode_credit return and the algorithm's turn_discount ({turn_discount:g}) would both give a turn "
+                "the rewards of later turns: set turn_discount to 0"
+            )
         if self.discount > 0 and turn_discount > 0:
             raise ValueError(
                 f"discount ({self.discount:g}) and the algorithm's turn_discount ({turn_discount:g}) would both give a "
                 "reply the rewards of later replies. Set one of them to 0: keep discount, which finds the later "
                 "replies of the conversation whatever batch they are in; turn_discount knows those of one batch alone."
             )
+
+    @property
+    def reaches_other_turns(self) -> bool:
+        """Return whether the reward of a turn changes the samples of other turns."""
+        return self.discount > 0 or self.episode_credit != "outcome"
 
     @property
     def uses_feedback(self) -> bool:

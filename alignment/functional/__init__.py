@@ -14,10 +14,12 @@ from alignment.functional.advantages import (
     Gae,
     discounted_turn_returns,
     gae_advantage,
+    gigpo_advantage,
     group_advantage,
     leave_one_out_advantage,
     reinforce_plus_plus_advantage,
     running_baseline,
+    turn_gae_advantage,
 )
 from alignment.functional.aggregation import aggregate, masked_mean, whiten
 from alignment.functional.importance import LOG_RATIO_BOUND, RolloutCorrection, proximal_loglinear, rollout_correction
@@ -53,6 +55,7 @@ __all__ = [
     "dpo_loss",
     "fit_platt_scaling",
     "gae_advantage",
+    "gigpo_advantage",
     "group_advantage",
     "kl_estimate",
     "kto_loss",
@@ -63,6 +66,7 @@ __all__ = [
     "reinforce_plus_plus_advantage",
     "rollout_correction",
     "running_baseline",
+    "turn_gae_advantage",
     "value_loss",
     "whiten",
 ]

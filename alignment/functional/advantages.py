@@ -17,8 +17,18 @@ class Gae(NamedTuple):
     returns_BT: Tensor
 
 
+class TurnGae(NamedTuple):
+    """Advantages of turns for the policy, and returns as targets for the critic."""
+
+    advantages_B: Tensor
+    returns_B: Tensor
+
+
 class CentredRewards(NamedTuple):
-    """Rewards minus their group's mean; the sum of squares and the size of the group, repeated for each member."""
+    """Rewards minus their group's mean; the sum of squares and the size of the group, repeated for each member.
+
+    Mean, squares and size are those of the group's attempts.
+    """
 
     centred_B: Tensor
     squares_B: Tensor
@@ -46,27 +56,95 @@ def gae_advantage(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma:
 
 
 @torch.no_grad()
-def group_advantage(rewards_B: Tensor, group_B: Tensor, *, scale_by_std: bool = True, eps: float = 1e-6) -> Tensor:
+def turn_gae_advantage(
+    rewards_B: Tensor, returns_B: Tensor, values_B: Tensor, parent_B: Tensor, gamma: float, lam: float
+) -> TurnGae:
+    """Return generalised advantage estimates over turns as steps, along trees.  [B] → [B] each.
+
+    δ_t = r_t + γ · mean V_c − V_t;  A_t = δ_t + γλ · mean A_c, over the turns c that continue t;  returns = A + V.
+    V_t is the value of the state in which turn t begins; tokens of a turn share its advantage. `parent_B` holds the row
+    that each turn continues, or −1. Where no row continues a turn, A_t = G_t − V_t with `returns_B`: G is the reward of
+    the last turn of a line, and includes what came after in turns that are not in the batch.
+    Schulman et al., 2016, with the turns of an episode instead of tokens.
+    """
+    check_same_shape(rewards_B=rewards_B, returns_B=returns_B, values_B=values_B, parent_B=parent_B)
+    parents, following = parent_B.tolist(), [list[int]() for _ in range(len(parent_B))]
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            following[parent].append(row)
+    order = [row for row, parent in enumerate(parents) if parent < 0]  # parents before those that continue them
+    for row in order:
+        order += following[row]
+    advantages_B = returns_B - values_B
+    for row in reversed(order):
+        if later := following[row]:
+            delta = rewards_B[row] + gamma * values_B[later].mean() - values_B[row]
+            advantages_B[row] = delta + gamma * lam * advantages_B[later].mean()
+    return TurnGae(advantages_B, advantages_B + values_B)
+
+
+@torch.no_grad()
+def group_advantage(
+    rewards_B: Tensor,
+    group_B: Tensor,
+    *,
+    scale_by_std: bool = True,
+    eps: float = 1e-6,
+    attempt_B: Tensor | None = None,
+) -> Tensor:
     """Return (R − group mean) / (group std + eps), std with Bessel's correction.  [B] → [B].
 
-    `group_B` holds integer labels. `scale_by_std=False` gives R − mean, as in Dr.GRPO.
+    `group_B` holds integer labels. With `attempt_B`, labels of attempts of several turns, mean and std are those of the
+    attempts, each with the mean reward of its turns. `scale_by_std=False` gives R − mean, as in Dr.GRPO.
     Shao et al., 2024 (GRPO); Liu et al., 2025 (Dr.GRPO).
-    Raises SingletonGroup, with the group's label, where a group has one reply only.
+    Raises SingletonGroup, with the group's label, where a group has one reply, or one attempt, only.
     """
-    group = _centre_by_group(rewards_B, group_B)
+    group = _centre_by_group(rewards_B, group_B, attempt_B)
     if not scale_by_std:
         return group.centred_B
     return group.centred_B / ((group.squares_B / (group.count_B - 1)).sqrt() + eps)
 
 
 @torch.no_grad()
-def leave_one_out_advantage(rewards_B: Tensor, group_B: Tensor) -> Tensor:
+def leave_one_out_advantage(rewards_B: Tensor, group_B: Tensor, *, attempt_B: Tensor | None = None) -> Tensor:
     """Return R_i − mean of the others' rewards = n/(n−1) · (R_i − group mean).  [B] → [B].
 
-    Ahmadian et al., 2024 (RLOO).  Raises SingletonGroup, with the group's label, where a group has one reply only.
+    With `attempt_B` the others are the other attempts, as in `group_advantage`.
+    Ahmadian et al., 2024 (RLOO).  Raises SingletonGroup, as `group_advantage` does.
     """
-    group = _centre_by_group(rewards_B, group_B)
+    group = _centre_by_group(rewards_B, group_B, attempt_B)
     return group.centred_B * group.count_B / (group.count_B - 1)
+
+
+@torch.no_grad()
+def gigpo_advantage(
+    rewards_B: Tensor,
+    returns_B: Tensor,
+    group_B: Tensor,
+    state_B: Tensor,
+    *,
+    step_weight: float = 1.0,
+    scale_by_std: bool = True,
+    eps: float = 1e-6,
+    attempt_B: Tensor | None = None,
+) -> Tensor:
+    """Return A_episode + step_weight · A_step for each turn.  [B] → [B].
+
+    A_episode is `group_advantage` of the rewards, which all turns of an episode share. A_step is (G − mean) / (std +
+    eps) over the returns G of the turns with the same integer `state_B`, which have the same prompt (anchor state) in
+    the same group; it is 0 for a turn whose prompt no other turn has. A state that an episode has visited twice counts
+    twice, as in the paper.  Feng et al., 2025 (GiGPO).  Raises SingletonGroup as `group_advantage` does.
+    """
+    check_same_shape(rewards_B=rewards_B, returns_B=returns_B, group_B=group_B, state_B=state_B)
+    advantages_B = group_advantage(rewards_B, group_B, scale_by_std=scale_by_std, eps=eps, attempt_B=attempt_B)
+    _, slot_B, count_G = torch.unique(state_B, return_inverse=True, return_counts=True)
+    is_shared_B = count_G[slot_B] > 1
+    step_B = torch.zeros_like(advantages_B)
+    if is_shared_B.any():
+        step_B[is_shared_B] = group_advantage(
+            returns_B[is_shared_B], state_B[is_shared_B], scale_by_std=scale_by_std, eps=eps
+        )
+    return advantages_B + step_weight * step_B
 
 
 @torch.no_grad()
@@ -76,6 +154,7 @@ def reinforce_plus_plus_advantage(
     *,
     gamma: float = 1.0,
     group_B: Tensor | None = None,
+    attempt_B: Tensor | None = None,
     weights_B: Tensor | None = None,
 ) -> Tensor:
     """Return discounted returns, whitened over all tokens of the batch.  [B, T] → [B, T]; 0 outside the mask.
@@ -83,7 +162,8 @@ def reinforce_plus_plus_advantage(
     `weights_B` are the weights of the sequences in the whitening.
 
     Without groups: G_t = r_t + γ·G_{t+1} over the tokens inside the mask, then `whiten`.
-    With `group_B` [B]: the sum of a sequence's rewards minus the group's mean, for every token, then `whiten`.
+    With `group_B` [B]: the sum of a sequence's rewards minus the group's mean, for every token, then `whiten`; with
+    `attempt_B` the mean over the group's attempts.
     Hu et al., 2025 (REINFORCE++ and REINFORCE++-baseline).
     Raises SingletonGroup as `group_advantage` does, ValueError for a gamma other than 1 with groups.
     """
@@ -91,7 +171,7 @@ def reinforce_plus_plus_advantage(
     if group_B is not None:
         if gamma != 1.0:
             raise ValueError(f"with groups, rewards are summed without a discount, so gamma must be 1, not {gamma}")
-        centred_B = _centre_by_group(apply_mask(rewards_BT, mask_BT).sum(-1), group_B).centred_B
+        centred_B = _centre_by_group(apply_mask(rewards_BT, mask_BT).sum(-1), group_B, attempt_B).centred_B
         return whiten(centred_B[:, None].expand_as(rewards_BT), mask_BT, weights_B=weights_B)
     returns_BT = torch.zeros_like(rewards_BT)
     return_B = rewards_BT.new_zeros(len(rewards_BT))
@@ -142,21 +222,29 @@ def discounted_turn_returns(rewards_B: Tensor, conversation_B: Tensor, turn_B: T
     return torch.tensor(returns, dtype=rewards_B.dtype, device=rewards_B.device)
 
 
-def _centre_by_group(rewards_B: Tensor, group_B: Tensor) -> CentredRewards:
+def _centre_by_group(rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor | None) -> CentredRewards:
     check_same_shape(rewards_B=rewards_B, group_B=group_B)
-    labels_G, slot_B, count_G = torch.unique(group_B, return_inverse=True, return_counts=True)
+    if attempt_B is None:
+        attempt_B = torch.arange(len(group_B), device=group_B.device)
+    labels_G, slot_B = torch.unique(group_B, return_inverse=True)
+    # The attempts A of the groups: one that has turns in two groups is an attempt of each.
+    pairs_2A, pair_B = torch.unique(torch.stack([slot_B, attempt_B]), dim=1, return_inverse=True)
+    slot_A, turns_A = pairs_2A[0], torch.bincount(pair_B).to(rewards_B.dtype)
+    count_G = torch.bincount(slot_A, minlength=len(labels_G))
     singletons = labels_G[count_G == 1].tolist()
     if singletons:
         raise SingletonGroup(f"group {singletons[0]} has one reply only, so there is nothing to compare it with")
 
-    def group_sum(x_B: Tensor) -> Tensor:
-        return torch.zeros_like(count_G, dtype=x_B.dtype).index_add(0, slot_B, x_B)[slot_B]
+    def group_sum(x_A: Tensor) -> Tensor:
+        return torch.zeros(len(labels_G), dtype=x_A.dtype, device=x_A.device).index_add(0, slot_A, x_A)
 
-    count_B = count_G[slot_B].to(rewards_B.dtype)
     # Subtract the group's smallest reward first: rewards that are equal but for rounding are then exactly 0 after
     # centring. A division by their deviation, or whitening, would make rounding as large as a preference.
     least_G = torch.full_like(count_G, torch.inf, dtype=rewards_B.dtype).scatter_reduce(0, slot_B, rewards_B, "amin")
     above_B = rewards_B - least_G[slot_B]
     above_B = torch.where(above_B > TOLERANCE, above_B, torch.zeros_like(above_B))
-    centred_B = above_B - group_sum(above_B) / count_B
-    return CentredRewards(centred_B, group_sum(centred_B.square()), count_B)
+    above_A = torch.zeros_like(turns_A).index_add(0, pair_B, above_B) / turns_A
+    count_of_G = count_G.to(rewards_B.dtype)
+    mean_G = group_sum(above_A) / count_of_G
+    squares_G = group_sum((above_A - mean_G[slot_A]).square())
+    return CentredRewards(above_B - mean_G[slot_B], squares_G[slot_B], count_of_G[slot_B])

@@ -128,9 +128,10 @@ def _late_rewards(part: LossPart) -> Tensor:
     data = part.data
     if not part.algorithm.config.needs_groups:
         return data.rewards_B
-    num_groups = int(data.group_B.max()) + 1
-    sum_G = torch.zeros(num_groups, device=data.rewards_B.device).index_add(0, data.group_B, data.rewards_B)
-    return data.rewards_B - (sum_G / torch.bincount(data.group_B))[data.group_B]
+    share_B = 1.0 / torch.bincount(data.attempt_B)[data.attempt_B]  # an episode counts once, as in the advantages
+    sums_2B = torch.stack([share_B, share_B * data.rewards_B])
+    weight_G, total_G = sums_2B.new_zeros(2, int(data.group_B.max()) + 1).index_add(1, data.group_B, sums_2B)
+    return data.rewards_B - (total_G / weight_G)[data.group_B]
 
 
 def has_contrast(algorithm: RLAlgorithm, samples: Sequence[Sample]) -> bool:

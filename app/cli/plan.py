@@ -63,7 +63,7 @@ def request_of(
 ) -> PlanRequest:
     """Return the request with what the settings say of algorithm, context and adapter slots."""
     algorithm = trainer_config(settings).algorithm
-    has_critic = isinstance(algorithm, PPOConfig) and algorithm.estimator == "gae"
+    has_critic = isinstance(algorithm, PPOConfig) and algorithm.has_critic
     longest = context or settings.engine.context_length or DEFAULT_CONTEXT
     if model.max_position_embeddings is not None:
         longest = min(longest, model.max_position_embeddings)

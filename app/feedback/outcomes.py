@@ -270,6 +270,11 @@ def _is_about_open_episode() -> ColumnElement[bool]:
     return exists().where(*is_open).correlate(Feedback)
 
 
+def _is_in_open_episode() -> ColumnElement[bool]:
+    is_open = (Episode.id == Turn.episode_id, Episode.state == EpisodeState.OPEN)
+    return exists().where(*is_open).correlate(Turn)
+
+
 def _outcome_code() -> ColumnElement[int]:
     """Return the code of the outcome's reason.
 
@@ -293,6 +298,7 @@ def _outcome_code() -> ColumnElement[int]:
         (~Sample.uses_feedback & (Sample.state != SampleState.DROPPED), Reason.NOT_USED),
         (is_open & ~has_consent(), Reason.CONSENT),
         (is_open & or_(Policy.mode == LearningMode.HALTED, Policy.state != PolicyState.ACTIVE), Reason.RESUME),
+        (is_open & (Sample.ready_at > now()) & _is_in_open_episode(), Reason.EPISODE_OPEN),
         (is_open & (Sample.ready_at > now()), Reason.OTHER_SOURCES),
         (is_open & waits_for_new(), Reason.NEW_FEEDBACK),
         (is_open, Reason.BATCH),

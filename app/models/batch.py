@@ -59,6 +59,12 @@ class Sample(Created, Base):
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     reward: Mapped[float]
+    step_return: Mapped[float | None] = mapped_column(
+        doc="of a turn of a compared episode: its return, beside the reward of the whole episode"
+    )
+    step_reward: Mapped[float | None] = mapped_column(
+        doc="of a turn whose reward is its return: what it adds to it, with the outcome at the end of a line of turns"
+    )
     weight: Mapped[float] = mapped_column(
         default=1.0, server_default="1", doc="confidence in the reward, above 0 and at most 1; multiplies the loss"
     )

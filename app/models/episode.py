@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy import ForeignKey, Index, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, Entity, partial_index
@@ -65,6 +65,9 @@ class Episode(Entity, Base):
     max_tokens: Mapped[int | None] = mapped_column(doc="most output tokens of all turns together; null: no limit")
     idempotency_key: Mapped[str | None] = mapped_column(String(255), doc="of the request that created it")
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the body of that request")
+    processed: Mapped[bool] = mapped_column(
+        default=False, server_default=false(), doc="curation has updated the samples that waited for its end"
+    )
     erased_at: Mapped[float | None] = mapped_column(doc="when its task and its metadata were erased; the row remains")
 
     __table_args__ = (
@@ -76,6 +79,12 @@ class Episode(Entity, Base):
             unique=True,
         ),
         partial_index("ix_episodes_open", "deadline_at", where="state = 'open'"),
+        Index(
+            "ix_episodes_unprocessed",
+            *("ended_at", "id"),
+            postgresql_where=text("state = 'ended' AND NOT processed"),
+            sqlite_where=text("state = 'ended' AND processed = 0"),
+        ),
         partial_index("ix_episodes_trace_id", "project_id", "trace_id", where="trace_id IS NOT NULL"),
         partial_index("ix_episodes_group_id", "project_id", "group_id", where="group_id IS NOT NULL"),
     )

@@ -136,24 +136,30 @@ async def versions_trained_on_feedback(session: AsyncSession, kinds: Kinds, seqs
 
 
 async def find_discounted_turns(session: AsyncSession, turn_ids: Collection[str], settings: Settings) -> set[str]:
-    """Return the earlier turns of the same conversations, which get a discounted part of these turns' rewards.
+    """Return the earlier turns of the same conversations or episodes, which get a discounted part of these rewards.
 
     Turns of policies whose rewards have no discount are left out.
     """
     policies = await session.scalars(
         select(Policy).join(Turn, Turn.policy_id == Policy.id).where(Turn.id.in_(turn_ids)).distinct()
     )
-    discounting = [policy.id for policy in policies if effective_rewards(policy, settings).discount > 0]
+    configs = {policy.id: effective_rewards(policy, settings) for policy in policies}
     earlier = aliased(Turn)
-    query = select(earlier.id).join(
-        Turn,
-        and_(
-            earlier.project_id == Turn.project_id,
-            earlier.conversation_id == Turn.conversation_id,
-            earlier.created_at < Turn.created_at,
-        ),
+    in_conversation = and_(
+        earlier.conversation_id == Turn.conversation_id,
+        earlier.created_at < Turn.created_at,
+        earlier.policy_id.in_([id for id, config in configs.items() if config.discount > 0]),
     )
-    return set(await session.scalars(query.where(Turn.id.in_(turn_ids), earlier.policy_id.in_(discounting))))
+    in_episode = and_(
+        earlier.episode_id == Turn.episode_id,
+        earlier.episode_step < Turn.episode_step,
+        earlier.policy_id.in_([id for id, config in configs.items() if config.episode_credit != "outcome"]),
+    )
+    found: set[str] = set()
+    for is_earlier in (in_conversation, in_episode):
+        query = select(earlier.id).join(Turn, and_(earlier.project_id == Turn.project_id, is_earlier))
+        found.update(await session.scalars(query.where(Turn.id.in_(turn_ids))))
+    return found
 
 
 async def list_trained_versions(session: AsyncSession, ids: Collection[str]) -> list[TrainedVersionView]:

@@ -62,7 +62,7 @@ def parse_rewards(body: dict[str, Any], settings: Settings, algorithm: UpdateCon
     try:
         config.check_credit(algorithm)
     except ValueError as error:
-        raise invalid_value("discount", f"{error}") from error
+        raise invalid_value("discount" if config.discount > 0 else "episode_credit", f"{error}") from error
     check_rewards(config, settings)
     return config
 

@@ -16,9 +16,9 @@ from app.training.vote_totals import reopen_votes
 async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]) -> None:
     """Let curation process again all feedback that may change the samples of these turns.
 
-    That is feedback on the turn, on other replies of its completion and turns of its conversation, on the conversation
-    or the episode as a whole, and rankings. Until then the samples are not ready, at most for RECOMPUTE_DELAY_SECONDS.
-    Samples without any such feedback stay as they are.
+    That is feedback on the turn, on other replies of its completion and turns of its conversation and its episode, on
+    the conversation or the episode as a whole, and rankings. Until then the samples are not ready, at most for
+    RECOMPUTE_DELAY_SECONDS. Samples without any such feedback stay as they are.
     """
     rated: set[str] = set()
     seqs: set[int] = set()
@@ -33,14 +33,14 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
                 rows = (await session.execute(query)).all()
                 seqs.update(seq for seq, _ in rows)
                 found.append({about for _, about in rows})
-            ranked, completions, episodes, *conversations = found
+            ranked, completions, *wholes = found
             rated |= {
                 turn.id
                 for turn in turns
                 if turn.id in ranked
                 or turn.completion_id in completions
-                or turn.episode_id in episodes
-                or any(turn.conversation_id in one for one in conversations)
+                or any(turn.episode_id in one for one in wholes[:2])
+                or any(turn.conversation_id in one for one in wholes[2:])
             }
     for chunk in chunked(rated):
         ready_at = now() + RECOMPUTE_DELAY_SECONDS
@@ -53,14 +53,16 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
 def _select_feedback(project_id: str, turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[*tuple[Any, ...]]]:
     """Return queries for the number of each feedback event and what of these turns of a project it is about.
 
-    That is a turn (of rankings), a completion, an episode, or twice a conversation. An event on a turn is read once for
-    its conversation, and not once for each turn of it. SQLite uses no index for a condition on pairs of columns.
+    That is a turn (of rankings), a completion, twice an episode, or twice a conversation. An event on a turn is read
+    once for its conversation, and not once for each turn of it. SQLite uses no index for a condition on pairs of
+    columns.
     """
     ids = [turn.id for turn in turns]
     completions = sorted({turn.completion_id for turn in turns if turn.completion_id is not None})
     conversations = sorted({turn.conversation_id for turn in turns if turn.conversation_id is not None})
     episodes = sorted({turn.episode_id for turn in turns if turn.episode_id is not None})
     on_episode = (Feedback.project_id == project_id, Feedback.episode_id.in_(episodes))
+    of_episode = (Turn.project_id == project_id, Turn.episode_id.in_(episodes))
     of_conversation = (Turn.project_id == project_id, Turn.conversation_id.in_(conversations))
     on_conversation = (Feedback.project_id == project_id, Feedback.conversation_id.in_(conversations))
     is_about_turn = Feedback.turn_id == Turn.id
@@ -69,6 +71,7 @@ def _select_feedback(project_id: str, turns: Sequence[Row[*tuple[Any, ...]]]) ->
         select(FeedbackRank.feedback_seq, FeedbackRank.turn_id).where(FeedbackRank.turn_id.in_(ids)),
         select(Feedback.seq, Turn.completion_id).join(Turn, is_about_turn).where(Turn.completion_id.in_(completions)),
         select(Feedback.seq, Feedback.episode_id).where(*on_episode),
+        select(Feedback.seq, Turn.episode_id).join(Turn, is_about_turn).where(*of_episode),
         select(Feedback.seq, Turn.conversation_id).join(Turn, is_about_turn).where(*of_conversation),
         select(Feedback.seq, Feedback.conversation_id).where(*on_conversation, has_no_turn),
     ]

@@ -17,6 +17,8 @@ CASES = [case for cases in CASES_BY_TOPIC.values() for case in cases]
 NO_PEER = {
     "running_baseline": "prime-rl has it (RAE), ROLL in another order; neither is installed here",
     "discounted_turn_returns": "AReaL discounts turns inside an asynchronous workflow; the others have no turns",
+    "gigpo_advantage": "verl-agent has it, which is not installed here",
+    "turn_gae_advantage": "the peers that are installed here have no turns",
     "binary_feedback_loss": "the peers train reward models on pairs only, not on binary or soft labels",
     "fit_platt_scaling": "no peer calibrates a reward model",
     "calibration_error": "no peer measures the calibration of a reward model",
@@ -25,7 +27,16 @@ NO_PEER = {
     "distribution_kl": "the peers estimate a KL from the tokens drawn, not over the likeliest tokens",
     "LOG_RATIO_BOUND": "a constant; the cases with log-ratios beyond ±20 cover it",
 }
-RESULT_TYPES = {"Gae", "KTOLoss", "PlattScaling", "PolicyLoss", "PreferenceLoss", "RolloutCorrection", "ValueLoss"}
+RESULT_TYPES = {
+    "Gae",
+    "KTOLoss",
+    "PlattScaling",
+    "PolicyLoss",
+    "PreferenceLoss",
+    "RolloutCorrection",
+    "TurnGae",
+    "ValueLoss",
+}
 
 
 def uncompared() -> list[str]:

@@ -117,6 +117,36 @@ def discounted_turn_returns(rewards: Array, conversations: Integers, turns: Inte
     return returns
 
 
+def gigpo_advantage(
+    rewards: Array, returns: Array, groups: Integers, states: Integers, attempts: Integers, weight: float
+) -> Array:
+    """Return (R − mean) / std over the group's attempts + weight · (G − mean) / std over the turns of the state."""
+    advantages = np.zeros_like(rewards)
+    for index, (group, state) in enumerate(zip(groups, states, strict=True)):
+        members = np.unique(attempts[groups == group])
+        outcomes = np.array([rewards[(groups == group) & (attempts == one)].mean() for one in members])
+        advantages[index] = (rewards[index] - outcomes.mean()) / (outcomes.std(ddof=1) + 1e-6)
+        same = returns[states == state]
+        if len(same) > 1:
+            advantages[index] += weight * (returns[index] - same.mean()) / (same.std(ddof=1) + 1e-6)
+    return advantages
+
+
+def turn_gae_advantage(
+    rewards: Array, returns: Array, values: Array, parents: Integers, gamma: float, lam: float
+) -> Array:
+    """Return the λ-returns r + γ · mean((1 − λ) V + λ G of the next turns) minus the values, by recursion."""
+
+    def lambda_return(row: int) -> float:
+        later = np.flatnonzero(parents == row)
+        if not len(later):
+            return float(returns[row])
+        mixed = [(1 - lam) * values[one] + lam * lambda_return(int(one)) for one in later]
+        return float(rewards[row] + gamma * np.mean(mixed))
+
+    return np.array([lambda_return(row) for row in range(len(rewards))]) - values
+
+
 def distribution_kl(old: Array, new: Array, num_tokens: int) -> Array:
     """Return Σ p log(p/q) over the first `num_tokens` tokens and all others as one, at each place."""
     divergences = np.zeros(len(old))
@@ -180,6 +210,29 @@ def _measure_discounted_turn_returns(generator: np.random.Generator, size: int) 
     return _difference(ours, discounted_turn_returns(rewards, conversations, turns, 0.9))
 
 
+def _measure_gigpo_advantage(generator: np.random.Generator, size: int) -> float:
+    attempts = np.repeat(np.arange(2 * size), generator.integers(1, 5, size=2 * size))
+    groups, outcomes = attempts // size, generator.normal(size=2 * size)
+    states = 10 * groups + generator.integers(0, 10, size=len(attempts))
+    returns = generator.normal(size=len(attempts))
+    rewards, weight = outcomes[attempts], 0.7
+    labels = (torch.tensor(one) for one in (rewards, returns, groups, states))
+    ours = functional.gigpo_advantage(*labels, step_weight=weight, attempt_B=torch.tensor(attempts))
+    return _difference(ours, gigpo_advantage(rewards, returns, groups, states, attempts, weight))
+
+
+def _measure_turn_gae_advantage(generator: np.random.Generator, size: int) -> float:
+    rewards, returns, values = generator.normal(size=(3, size))
+    parents = np.array([generator.integers(-1, row) if row else -1 for row in range(size)])
+    order = generator.permutation(size)  # rows are in no order
+    place = np.argsort(order)
+    shuffled = np.array([-1 if parents[row] < 0 else place[parents[row]] for row in order])
+    ours = functional.turn_gae_advantage(
+        torch.tensor(rewards), torch.tensor(returns), torch.tensor(values), torch.tensor(shuffled), 0.9, 0.8
+    )
+    return _difference(ours.advantages_B, turn_gae_advantage(rewards, returns, values, shuffled, 0.9, 0.8))
+
+
 def _measure_distribution_kl(generator: np.random.Generator, size: int) -> float:
     old, new = generator.dirichlet(np.ones(size + 2), 8), generator.dirichlet(np.ones(size + 2), 8)
     log_probs = (torch.tensor(np.log(probabilities[:, :size])) for probabilities in (old, new))
@@ -193,5 +246,7 @@ MEASURES: dict[str, Callable[[np.random.Generator, int], float]] = {
     "auc": _measure_auc,
     "running_baseline": _measure_running_baseline,
     "discounted_turn_returns": _measure_discounted_turn_returns,
+    "gigpo_advantage": _measure_gigpo_advantage,
+    "turn_gae_advantage": _measure_turn_gae_advantage,
     "distribution_kl": _measure_distribution_kl,
 }

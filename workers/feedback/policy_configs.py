@@ -15,10 +15,11 @@ from workers.feedback.signals import FinishedTurn
 
 
 class PolicyConfigs(NamedTuple):
-    """By policy: the rewards. And the policies whose algorithms learn from groups alone."""
+    """By policy: the rewards. The policies whose algorithms learn from groups alone, and from groups of episodes."""
 
     rewards: Mapping[str, RewardsConfig]
     need_groups: frozenset[str]
+    compare_episodes: frozenset[str]
 
 
 async def read_policy_configs(
@@ -27,5 +28,9 @@ async def read_policy_configs(
     """Return the configurations of the policies of these turns."""
     ids = {turn.policy_id for turn in turns}
     policies = list(await session.scalars(select(Policy).where(Policy.id.in_(ids))))
-    need_groups = (one.id for one in policies if effective_settings(one, settings).algorithm.needs_groups)
-    return PolicyConfigs({one.id: effective_rewards(one, settings) for one in policies}, frozenset(need_groups))
+    algorithms = {one.id: effective_settings(one, settings).algorithm for one in policies}
+    return PolicyConfigs(
+        {one.id: effective_rewards(one, settings) for one in policies},
+        frozenset(id for id, algorithm in algorithms.items() if algorithm.needs_groups),
+        frozenset(id for id, algorithm in algorithms.items() if algorithm.compares_episodes),
+    )

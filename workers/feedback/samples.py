@@ -8,13 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.rewards import EXPLICIT, RewardsConfig
-from alignment.signals.combine_rewards import (
-    CombinedReward,
-    Signal,
-    combine_rewards,
-    discounted_return,
-    scores_unseen_replies,
-)
+from alignment.signals.combine_rewards import CombinedReward, scores_unseen_replies
 from alignment.tolerance import is_tie
 from app.chat.histories import read_prompt_ids
 from app.core.database import database_time
@@ -27,7 +21,9 @@ from app.training.unlearning import WITHDRAWN
 from app.training.vote_totals import reopen_votes_on_turns
 from workers.feedback import corrections, rater_trust, sample_groups, signals
 from workers.feedback.comparable_rewards import select_comparable
+from workers.feedback.episode_trees import read_trees, ready_times
 from workers.feedback.policy_configs import PolicyConfigs
+from workers.feedback.returns import compute_returns, credit_deadline
 from workers.feedback.signals import FinishedTurn
 
 WAITING = (SampleState.OPEN, SampleState.QUARANTINED)  # states in which a sample may still change
@@ -38,16 +34,6 @@ class TurnRewards(NamedTuple):
 
     rewards: Sequence[Reward]
     settled_sources: Collection[str]
-
-
-class Returns(NamedTuple):
-    """By turn: the reward with the discounted rewards of later turns (the return), and the rewards of its raters.
-
-    The weight of a return is that of the turn's own reward or, without one, of the next turn's return.
-    """
-
-    values: Mapping[str, CombinedReward | None]
-    rated_by: Mapping[str, Sequence[Reward]]
 
 
 async def update_samples(
@@ -64,10 +50,13 @@ async def update_samples(
     feedback must wait.
     """
     turns = [turn for turn in turns if turn.origin != Origin.SHADOW]  # compared, but never trained on
-    rewards, need_groups = configs
+    rewards, need_groups = configs.rewards, configs.need_groups
     groups = await sample_groups.read_groups(session, turns, with_choices_of=need_groups)
     turns = groups.with_members(turns)
     all_turns = await _with_conversations(session, turns, rewards)
+    trees = await read_trees(session, all_turns, configs)
+    episode_groups = {turn.id: tree.group for tree in trees for turn in tree.turns}
+    all_turns = signals.in_order([*all_turns, *(turn for tree in trees for turn in tree.turns)])
     turn_ids = [turn.id for turn in all_turns]
     turn_rewards = await _read_rewards(session, turn_ids)
     comparison_groups = await signals.read_comparison_groups(session, turn_ids)
@@ -75,9 +64,9 @@ async def update_samples(
     if need_groups:
         grouped = [turn for turn in all_turns if turn.policy_id in need_groups]
         counted, alone = select_comparable(grouped, counted, comparison_groups)
-    returns = _compute_returns(all_turns, counted, rewards, rater_trust.newcomer_trust(settings).weight)
-    affected = [turn for turn in turns if rewards[turn.policy_id].discount == 0]
-    affected += [turn for turn in all_turns if rewards[turn.policy_id].discount > 0]
+    returns = compute_returns(all_turns, trees, counted, rewards, rater_trust.newcomer_trust(settings).weight)
+    changed = {turn.id for turn in turns} | episode_groups.keys()
+    affected = [turn for turn in all_turns if turn.id in changed or rewards[turn.policy_id].discount > 0]
     affected_ids = [turn.id for turn in affected]
     rows = await session.scalars(
         select(Sample).where(Sample.turn_id.in_(affected_ids)).order_by(Sample.turn_id).with_for_update()
@@ -89,6 +78,7 @@ async def update_samples(
     clusters = await _read_clusters(session, new_turns) if settings.raters.trust else {}
     usable_texts = await corrections.find_usable(session, (row for turn in affected for row in counted[turn.id]))
     time = await database_time(session)
+    known_at = ready_times(trees, returns.values, counted, rewards, time)
     for turn in affected:
         reward, config = returns.values[turn.id], rewards[turn.policy_id]
         sample = samples.get(turn.id)
@@ -105,7 +95,12 @@ async def update_samples(
         elif turn.id not in voted:
             _close_again(sample)
         _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback)
-        if turn.id in alone:
+        if sample.state in WAITING:
+            sample.step_return = returns.step_returns.get(turn.id)
+            sample.step_reward = returns.step_rewards.get(turn.id)
+        if (episode_group := episode_groups.get(turn.id)) is not None:
+            sample.group_id = episode_group
+        elif turn.id in alone:
             sample.group_id = f"turn/{turn.id}"  # not the id of its completion, which may be the same
         elif turn.policy_id in need_groups:
             sample.group_id = comparison_groups.get(turn.id, turn.completion_id)
@@ -114,11 +109,11 @@ async def update_samples(
         if sample.state in WAITING:
             sample.is_corrected = uses_feedback and corrections.has_usable(counted[turn.id], usable_texts)
         if sample.state == SampleState.OPEN:
-            ready_times = [
+            member_times = [
                 _ready_at(member, turn_rewards[member.id], config, time) for member in groups.trainable_group(turn)
             ]
-            credit_at = _credit_deadline(turn, config)
-            sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), credit_at, *ready_times])
+            credit_at = known_at[turn.id] if turn.id in known_at else credit_deadline(turn, config)
+            sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), credit_at, *member_times])
             sample.rater = _main_rater(returns.rated_by[groups.rated_turn(turn).id])
             _quarantine(sample, turn, returns.rated_by[turn.id], quarantined)
         if sample.origin is not None:  # for a new sample the assembly fills it in, with the columns beside it
@@ -158,67 +153,6 @@ async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dic
     return {id: TurnRewards(turn_rewards[id], settled_sources[id]) for id in turn_ids}
 
 
-def _compute_returns(
-    turns: Sequence[FinishedTurn],
-    counted: Mapping[str, Sequence[Reward]],
-    configs: Mapping[str, RewardsConfig],
-    machine_weight: float,
-) -> Returns:
-    """Return the discounted rewards, computed from the last turn to the first.
-
-    A turn that only inherits a reward inherits its raters too: a rater who is quarantined, or has the allowed share of
-    a batch, must not get in through an earlier turn. `machine_weight` multiplies the weights of rewards without rater.
-    """
-    next_turn: dict[str, FinishedTurn] = {}
-    for turn in turns:  # the last one that continues a turn
-        if turn.parent_id is not None:
-            next_turn[turn.parent_id] = turn
-    values: dict[str, CombinedReward | None] = {}
-    rated_by: dict[str, Sequence[Reward]] = {}
-    for turn in turns:
-        config = configs[turn.policy_id]
-        rewards = [counted[turn.id], *_later_rewards(turn, next_turn, counted, config)]
-        credit: CombinedReward | None = None
-        for rows in reversed(rewards):
-            reward = _combine(rows, config, machine_weight)
-            value = discounted_return(reward and reward.value, credit and credit.value, config.discount)
-            weighted = reward or credit
-            credit = None if value is None or weighted is None else CombinedReward(value, weighted.weight)
-        values[turn.id] = credit
-        own = rewards[0]
-        with_person = (rows for rows in rewards if any(is_person(row.rater) for row in rows))
-        rated_by[turn.id] = next(with_person, own or next((rows for rows in rewards if rows), own))
-    return Returns(values, rated_by)
-
-
-def _later_rewards(
-    turn: FinishedTurn,
-    next_turn: Mapping[str, FinishedTurn],
-    counted: Mapping[str, Sequence[Reward]],
-    config: RewardsConfig,
-) -> list[list[Reward]]:
-    """Return the rewards of the later turns that count for this one, the next turn's first.
-
-    These are the turns that end within `credit_seconds` after it, and their rewards up to its deadline. So its return
-    is the same whenever they are judged: before the deadline its sample is not ready, and afterwards nothing counts.
-    """
-    later: list[list[Reward]] = []
-    deadline, following = _credit_deadline(turn, config), next_turn.get(turn.id)
-    while config.discount > 0 and following is not None:
-        if (following.finished_at or 0.0) > (turn.finished_at or 0.0) + config.credit_seconds:
-            break
-        later.append([row for row in counted[following.id] if row.created_at <= deadline])
-        following = next_turn.get(following.id)
-    return later
-
-
-def _credit_deadline(turn: FinishedTurn, config: RewardsConfig) -> float:
-    """Return when all turns that count for this one have ended and were judged, or never will be; 0 without credit."""
-    if config.discount == 0 or turn.conversation_id is None or turn.finished_at is None:
-        return 0.0
-    return turn.finished_at + config.credit_seconds + config.window_seconds
-
-
 def _has_feedback(rows: Sequence[Reward]) -> bool:
     return any(row.reward_source == EXPLICIT for row in rows)
 
@@ -239,20 +173,6 @@ def _close_again(sample: Sample) -> None:
     if sample.automated_batch_id is not None and (sample.state in WAITING or is_withdrawn):
         sample.state, sample.batch_id, sample.automated_batch_id = SampleState.TRAINED, sample.automated_batch_id, None
         sample.rule = sample.reason = None
-
-
-def _combine(rows: Sequence[Reward], config: RewardsConfig, machine_weight: float) -> CombinedReward | None:
-    """Return the reward of a turn. A machine's reward counts as much as the vote of a new rater."""
-    signals = [
-        Signal(
-            row.reward_source,
-            row.value,
-            row.weight if row.rater is not None else row.weight * machine_weight,
-            row.reward_source == EXPLICIT and is_person(row.rater),
-        )
-        for row in rows
-    ]
-    return combine_rewards(signals, config)
 
 
 async def _read_clusters(session: AsyncSession, turns: Sequence[FinishedTurn]) -> dict[str, str | None]:

@@ -198,7 +198,9 @@ def _spread(
         config = configs[policy_id]
         latest = signals_by_source(feedback, turns[0], explicit_source(config))
         for key, signal in latest.items():
-            shares = spread_over_turns(signal.value, len(turns), config)
+            shares = [signal.value] * len(turns)  # of an outcome: the tree of the episode says whose it is
+            if prefix != "episode" or config.episode_credit == "outcome":
+                shares = spread_over_turns(signal.value, len(turns), config)
             for index, turn in requested:
                 if turn.policy_id == policy_id:
                     signals[turn.id][f"{prefix}/{key}"] = signal._replace(value=shares[index])

@@ -37,8 +37,9 @@ from app.policies import repository
 from app.policies.service import lock_policy
 from app.projects.service import resolve_base_model
 from app.training import batch_samples, kl_guard, sample_conditions
+from app.training.policy_config import effective_rewards
 from workers.feedback import corrections
-from workers.training.recorded_samples import read_held_out, to_sample
+from workers.training.recorded_samples import read_held_out, read_places, to_sample
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
@@ -107,7 +108,7 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
                 row.claimed_at = now()
                 await session.flush()
                 await session.refresh(row)
-                return await _read_claimed(session, row)
+                return await _read_claimed(session, row, settings)
     return None
 
 
@@ -141,7 +142,7 @@ async def _break_up_without_consent(session: AsyncSession, row: Batch) -> bool:
     return True
 
 
-async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
+async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -> ClaimedBatch:
     policy = await session.get_one(Policy, row.policy_id)
     parent = await repository.get_version(session, row.parent_id)
     last_number = await session.scalar(select(func.max(Version.number)).where(Version.policy_id == policy.id))
@@ -149,7 +150,10 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     is_deleted = exists().where(Turn.id == Sample.turn_id, Turn.own_prompt_ids.is_(None))
     await batch_samples.drop_unlearned(session, row.id, SampleRule.ERASED, batch_samples.ERASED, is_deleted)
     result = await session.execute(
-        select(Turn, Sample.reward, Sample.weight, Sample.group_id, Sample.automated_batch_id, Version.number)
+        select(
+            *(Turn, Sample.reward, Sample.weight, Sample.group_id),
+            *(Sample.step_return, Sample.step_reward, Sample.automated_batch_id, Version.number),
+        )
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
         .where(Sample.batch_id == row.id, Sample.state == SampleState.BATCHED)
@@ -158,6 +162,8 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
     rows = result.all()
     prompt_ids = await read_prompt_ids(session, [turn.id for turn, *_ in rows])
     lags = await _count_updates(session, parent, min((number for *_, number in rows), default=parent.number))
+    is_by_return = effective_rewards(policy, settings).episode_credit == "return"
+    places = await read_places(session, [turn for turn, *_ in rows]) if is_by_return else {}
     samples = tuple(
         # A version that was rolled back is no ancestor: its distance is counted in versions.
         to_sample(
@@ -167,9 +173,12 @@ async def _read_claimed(session: AsyncSession, row: Batch) -> ClaimedBatch:
             number,
             lag=lags.get(number, abs(parent.number - number)),
             group=group,
+            place=places.get(turn.id),
+            step_return=step_return,
+            step_reward=step_reward,
             weight=weight,
         )
-        for turn, reward, weight, group, _, number in rows
+        for turn, reward, weight, group, step_return, step_reward, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
     held_out = await read_held_out(session, row, parent, {sample.turn_id for sample in samples})

@@ -1,16 +1,26 @@
 """Recorded turns in token space: the samples of a batch, and the replies that the KL of its update is measured on."""
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment import types as alignment_types
 from app.chat.histories import read_prompt_ids
+from app.episodes import graph
 from app.models import ApiKey, Batch, Origin, Project, Turn, TurnState, Version
 from app.training.sample_conditions import is_consenting
 
 MAX_HELD_OUT = 64  # replies: most often they have the tokens that are needed, and take a few forward passes
+
+
+class Place(NamedTuple):
+    """Where a turn is in its episode: after how many turns of its line, and after which one; None for a root."""
+
+    depth: int
+    parent: str | None
 
 
 def to_sample(
@@ -21,6 +31,9 @@ def to_sample(
     *,
     lag: int = 0,
     group: str | None = None,
+    place: Place | None = None,
+    step_return: float | None = None,
+    step_reward: float | None = None,
     weight: float = 1.0,
 ) -> alignment_types.Sample:
     """Return a recorded turn in token space; `number` is that of the version that generated it."""
@@ -38,8 +51,28 @@ def to_sample(
         conversation=turn.conversation_id,
         turn_index=turn.num_messages,  # the same for all replies to one prompt
         episode=turn.episode_id,
+        depth=None if place is None else place.depth,
+        parent=None if place is None else place.parent,
+        step_return=step_return,
+        step_reward=step_reward,
         weight=weight,
     )
+
+
+async def read_places(session: AsyncSession, turns: Collection[Turn]) -> dict[str, Place]:
+    """Return the places in their episodes of the turns that are in one, by turn.
+
+    The other turns of the episodes count too: a turn before it need not be in the batch.
+    """
+    episodes = {turn.episode_id for turn in turns if turn.episode_id is not None}
+    query = select(*graph.COLUMNS, Turn.episode_id).where(Turn.episode_id.in_(episodes))
+    order = (Turn.episode_id, Turn.episode_step, Turn.choice_index, Turn.id)
+    places: dict[str, Place] = {}
+    for _, rows in groupby(await session.execute(query.order_by(*order)), lambda row: row.episode_id):
+        for shown in graph.build_graph(list(rows)):
+            parent = shown.parent_turn_id
+            places[shown.id] = Place(0 if parent is None else places[parent].depth + 1, parent)
+    return places
 
 
 async def read_held_out(

@@ -19,12 +19,14 @@ from app.core.planner import prefer_indexes
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState
 from app.training import sample_conditions, service
+from app.training.episode_groups import is_of_episodes
 from app.training.policy_config import effective_rollouts
 from app.training.sample_columns import is_open
 from app.training.service import max_samples
 from workers.feedback import rater_trust
 
-MAX_GROUP_SIZE = 64
+MAX_GROUP_SIZE = 64  # replies to one prompt
+MAX_EPISODE_GROUP_SIZE = 2048  # turns of the episodes of a group
 MIN_FIRST_SAMPLES, MAX_FIRST_SAMPLES = 512, 8192  # that are read before all of them are
 # Of two groups, the one with the smaller priority is selected first, then the older one.
 FIRST, NORMAL, AUTOMATED, WAITS_FOR_NEW = -1000, 0, 1, 2
@@ -163,7 +165,8 @@ async def _read_groups(
     while True:
         keys = await _first_group_keys(session, pool, num_first)
         samples = _samples_within_caps(_ready_samples(pool, keys), pool.policy_id, size, num_raters, settings)
-        groups = await _read_groups_of(session, samples, size, max_planned)
+        max_group_size = MAX_EPISODE_GROUP_SIZE if settings.algorithm.compares_episodes else MAX_GROUP_SIZE
+        groups = await _read_groups_of(session, samples, size, max_planned, max_group_size)
         num_chats = sum(len(group.rewards) for group in groups if not group.is_planned)
         if keys is None or num_chats >= size + MAX_GROUP_SIZE:
             return groups
@@ -217,7 +220,9 @@ async def _count_raters(session: AsyncSession, pool: SamplePool, size: int) -> i
     return int(await session.scalar(select(func.count(found.rater))) or 0)
 
 
-async def _read_groups_of(session: AsyncSession, samples: Subquery, size: int, max_planned: int) -> list[ReadyGroup]:
+async def _read_groups_of(
+    session: AsyncSession, samples: Subquery, size: int, max_planned: int, max_group_size: int
+) -> list[ReadyGroup]:
     groups: dict[str, ReadyGroup] = {}
     is_planned = samples.c.origin == Origin.PROMPT_SET
     order = (samples.c.group_priority, samples.c.group_order, samples.c.group_key)
@@ -226,7 +231,7 @@ async def _read_groups_of(session: AsyncSession, samples: Subquery, size: int, m
             select(*order, samples.c.turn_id, samples.c.reward, samples.c.origin)
             .where(condition)
             .order_by(*order, samples.c.turn_id)
-            .limit(limit + MAX_GROUP_SIZE)
+            .limit(limit + max_group_size)
         )
         for priority, position, key, turn_id, reward, origin in rows:
             group = ReadyGroup(priority, position, key, {}, origin == Origin.PROMPT_SET)
@@ -309,7 +314,8 @@ def _is_within_rater_cap(
 def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> dict[str, float]:
     """Return the rewards by turn of the groups that fit.
 
-    Replies to one prompt are compared with each other, so a group is split only if it alone exceeds the batch. Groups
+    Replies to one prompt are compared with each other, so a group is split only if it alone exceeds the batch. A group
+    of episodes is never split: it may be a batch of its own, which is larger than the others. Groups
     of prompt sets get at most `max_planned` places, or one group. Groups that wait for new samples get as many
     places as others.
     """
@@ -325,6 +331,8 @@ def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> di
             rewards |= group.rewards
             num_planned += num_samples if group.is_planned else 0
             num_waiting += num_samples if waits else 0
+        elif not rewards and is_of_episodes(group.key):
+            return group.rewards
         elif not rewards:
             return _split_group(group, size)
     return rewards

@@ -96,7 +96,7 @@ class TrainerSettings(Frozen):
         "unset. 1: every rank has a copy, and gathers nothing",
     )
     lora: LoRAConfig = Field(LoRAConfig(), description="the shape of the adapter")
-    critic: CriticConfig = Field(CriticConfig(), description="the critic of PPO with estimator gae")
+    critic: CriticConfig = Field(CriticConfig(), description="the critic of PPO with estimator gae or turn_gae")
     optim: OptimConfig = Field(OptimConfig(), description="AdamW")
     reward_model: RewardModelConfig = Field(
         RewardModelConfig(), description="how a reward model is fitted; its `lr` is `optim.lr` when unset"

@@ -88,7 +88,15 @@ def settings_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, 
 def batch_of(algorithm: RLAlgorithm, step: int) -> TrainData:
     """Return the samples that the algorithm selects, with what it needs of them, drawn by their place."""
     samples = [
-        reply(reward, length, f"group {group}", conversation=f"talk {index}", turn_index=group, version=step + index)
+        reply(
+            reward,
+            length,
+            f"group {group}",
+            conversation=f"talk {index}",
+            turn_index=group,
+            version=step + index,
+            step_return=index * reward,
+        )
         for group, (rewards, lengths) in enumerate(zip(REWARDS, LENGTHS, strict=True))
         for index, (reward, length) in enumerate(zip(rewards, lengths, strict=True))
     ]

@@ -7,8 +7,17 @@ import torch
 
 from alignment.algorithms import RLAlgorithm
 from alignment.algorithms.base import prepare_step
-from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus, overlong_penalty
-from alignment.config.algorithm import DAPOConfig, DrGRPOConfig, GRPOConfig, ReinforcePlusPlusConfig, RLOOConfig
+from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, GiGPO, ReinforcePlusPlus, overlong_penalty
+from alignment.config.algorithm import (
+    DAPOConfig,
+    DPOConfig,
+    DrGRPOConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    KTOConfig,
+    ReinforcePlusPlusConfig,
+    RLOOConfig,
+)
 from alignment.errors import NothingToCompare, NoVariance, SingletonGroup
 from alignment.types import Sample
 from tests.support.worked_batches import gradient, make_train_data, reply
@@ -130,3 +139,71 @@ def test_group_baseline_needs_gamma_one() -> None:
 @pytest.mark.parametrize(("length", "penalty"), [(60, 0.0), (70, -0.5), (80, -1.0), (500, -1.0)])
 def test_overlong_penalty_begins_in_the_buffer(length: int, penalty: float) -> None:
     assert overlong_penalty(length, 80, 20) == penalty
+
+
+def turns(episode: str, *rewards: float, is_return: bool = False) -> list[Sample]:
+    """Return the turns of an episode of the group "task"; the rewards of returns belong to a depth."""
+    return [
+        reply(reward, 1, "task", episode=episode, depth=depth if is_return else None)
+        for depth, reward in enumerate(rewards)
+    ]
+
+
+def test_statistics_of_a_group_of_episodes_are_those_of_the_episodes() -> None:
+    """Three turns of a failure are one attempt: over turns the mean would be −½."""
+    samples = [*turns("a", 1.0), *turns("b", -1.0, -1.0, -1.0)]
+    assert first_token_advantages(DrGRPO(DrGRPOConfig()), samples) == [1.0, -1.0, -1.0, -1.0]
+    assert first_token_advantages(RLOO(RLOOConfig()), samples) == [2.0, -2.0, -2.0, -2.0]
+    # The deviation of 1 and −1, with Bessel's correction, is √2.
+    assert first_token_advantages(GRPO(GRPOConfig()), samples) == pytest.approx([0.7071] + 3 * [-0.7071])
+
+
+def test_an_episode_has_the_mean_reward_of_its_turns() -> None:
+    samples = [*turns("a", 1.0, 0.0), *turns("b", -1.0), *turns("c", 0.5)]
+    # The mean of ½, −1 and ½ is 0.
+    assert first_token_advantages(DrGRPO(DrGRPOConfig()), samples) == pytest.approx([1.0, 0.0, -1.0, 0.5])
+
+
+def test_one_episode_of_many_turns_is_nothing_to_compare() -> None:
+    grpo = GRPO(GRPOConfig())
+    with pytest.raises(NothingToCompare):
+        grpo.select(turns("a", 1.0, 0.0, -1.0))
+    assert grpo.select([*turns("a", 1.0, 0.0), *GROUPS[:1], *turns("b", 0.0)]) == [0, 1, 3]
+
+
+def test_returns_are_compared_at_the_same_depth() -> None:
+    """With γ = ½. The third turn of b has no other at its depth: it is compared with the group, of ¾ and −7/12."""
+    samples = [*turns("a", 0.5, 1.0, is_return=True), *turns("b", -0.25, -0.5, -1.0, is_return=True)]
+    expected = [0.5 - 0.125, 1.0 - 0.25, -0.25 - 0.125, -0.5 - 0.25, -1.0 - (3 / 4 - 7 / 12) / 2]
+    assert first_token_advantages(DrGRPO(DrGRPOConfig()), samples) == pytest.approx(expected, abs=1e-4)
+
+
+def test_gigpo_adds_the_comparison_of_turns_with_the_same_prompt() -> None:
+    """Attempts a and b begin with the same prompt. a wins after two turns, b loses after three; c begins elsewhere.
+
+    γ = ½. Outcomes 1, −1 and 0: mean 0, deviation 1. Returns at the shared prompt ½ and −¼: mean ⅛, deviation
+    ⅜ · √2. The second turns have another prompt each.
+    """
+
+    def turn(episode: str, outcome: float, step_return: float, *prompt: int) -> Sample:
+        return reply(outcome, 1, "task", episode=episode, prompt_ids=prompt, step_return=step_return)
+
+    samples = [
+        *(turn("a", 1.0, 0.5, 1), turn("a", 1.0, 1.0, 1, 5)),
+        *(turn("b", -1.0, -0.25, 1), turn("b", -1.0, -0.5, 1, 6), turn("b", -1.0, -1.0, 1, 6, 7)),
+        turn("c", 0.0, 0.0, 2),
+    ]
+    step = 0.5**0.5
+    assert first_token_advantages(GiGPO(GiGPOConfig()), samples) == pytest.approx(
+        [1 + step, 1.0, -1 - step, -1.0, -1.0, 0.0], abs=1e-4
+    )
+    half = GiGPO(GiGPOConfig(step_weight=0.5, scale_by_std=False))
+    assert first_token_advantages(half, samples) == pytest.approx([1.1875, 1.0, -1.1875, -1.0, -1.0, 0.0])
+    assert half.get_metrics()["critic/shared_states"] == pytest.approx(1 / 3)
+    # Between groups no prompt is shared, and replies without an episode have no returns: GRPO.
+    assert first_token_advantages(GiGPO(GiGPOConfig()), GROUPS) == first_token_advantages(GRPO(GRPOConfig()), GROUPS)
+
+
+def test_pairs_are_of_one_prompt_and_never_of_episodes() -> None:
+    assert not DPOConfig().compares_episodes and not KTOConfig().compares_episodes
+    assert GRPOConfig().compares_episodes and not ReinforcePlusPlusConfig().compares_episodes

@@ -12,7 +12,7 @@ from alignment.algorithms.baselines import MAX_VERSIONS, compare_with_others
 from alignment.algorithms.ppo import PPO, LengthAwarePPO, explained_variance
 from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, LengthAwarePPOConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
-from alignment.types import UpdateReport
+from alignment.types import Sample, UpdateReport
 from tests.support.worked_batches import gradient, make_train_data, reduce_loss, reduce_value_loss, reply
 
 REPLIES = [reply(1.0, 2), reply(-1.0, 1)]
@@ -167,6 +167,45 @@ def test_gae_advantages_by_hand() -> None:
     assert data.advantages_BT is not None and data.returns_BT is not None
     torch.testing.assert_close(data.advantages_BT, torch.tensor([[0.6, 0.4], [-1.0, 0.0]]))
     torch.testing.assert_close(data.returns_BT[0], torch.tensor([0.8, 1.0]))
+
+
+def test_turn_gae_by_hand() -> None:
+    """Turns 1 – 2 – 3 of one line, each of two tokens; γ = λ = ½. Turn 2 was marked down, and the outcome is 1.
+
+    With γ = ½ the returns are 1 for turn 3, −1 + ½ for 2 and −¼ for 1.
+    """
+
+    def turn(id: str, parent: str | None, step_reward: float, value: float) -> Sample:
+        return reply(value, 2, turn_id=id, parent=parent, step_reward=step_reward, episode="e")
+
+    samples = [turn("3", "2", 1.0, 1.0), turn("1", None, 0.0, -0.25), turn("2", "1", -1.0, -0.5)]
+    # The value before the first token of each turn; what follows in the turn does not matter.
+    values_BT = torch.tensor([[0.5, 9.0], [0.25, 9.0], [-0.5, 9.0]])
+    config = PPOConfig(estimator="turn_gae", gamma=0.5, lam=0.5, whiten="off")
+    ppo, data = PPO(config), make_train_data(samples, values_BT=values_BT)
+    prepare_step(ppo, 0, data)
+    # 3: 1 − 0.5. 2: (−1 + ½ · 0.5 + 0.5) + ¼ · 0.5 = −0.125. 1: (0 − ½ · 0.5 − 0.25) − ¼ · 0.125 = −0.53125.
+    expected_B1 = torch.tensor([[0.5], [-0.53125], [-0.125]])
+    assert data.advantages_BT is not None and data.returns_BT is not None
+    torch.testing.assert_close(data.advantages_BT, expected_B1.expand(3, 2))
+    torch.testing.assert_close(data.returns_BT, (expected_B1 + values_BT[:, :1]).expand(3, 2))
+
+
+def test_turn_gae_where_a_turn_branches_or_the_next_one_is_not_in_the_batch() -> None:
+    samples = [
+        reply(0.0, 1, turn_id="1", step_reward=0.0),
+        reply(1.0, 1, turn_id="2", parent="1", step_reward=1.0),
+        reply(-1.0, 1, turn_id="3", parent="1", step_reward=-1.0),
+        reply(0.5, 1, turn_id="8", parent="7", step_reward=0.0),  # neither 7 nor 9, which went on from 8
+        reply(1.0, 1, turn_id="no episode"),
+    ]
+    values_BT = torch.tensor([[0.0], [0.5], [0.5], [0.25], [0.5]])
+    config = PPOConfig(estimator="turn_gae", gamma=1.0, lam=0.5, whiten="off")
+    ppo, data = PPO(config), make_train_data(samples, values_BT=values_BT)
+    prepare_step(ppo, 0, data)
+    # 1: 0 + mean(0.5, 0.5) − 0 + ½ · mean(0.5, −1.5). 8: its return − V.
+    assert data.advantages_BT is not None
+    assert data.advantages_BT[:, 0].tolist() == pytest.approx([0.25, 0.5, -1.5, 0.25, 0.5])
 
 
 def test_value_loss_uses_the_returns() -> None:

@@ -3,7 +3,14 @@
 import pytest
 from pydantic import TypeAdapter
 
-from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, PolicyGradientConfig, PPOConfig
+from alignment.config.algorithm import (
+    AlgorithmConfig,
+    DPOConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    PolicyGradientConfig,
+    PPOConfig,
+)
 from alignment.config.rewards import RewardsConfig
 
 ALGORITHMS: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)
@@ -32,3 +39,10 @@ def test_later_rewards_must_not_count_twice() -> None:
     rewards.check_credit(PPOConfig())
     rewards.check_credit(DPOConfig())
     RewardsConfig().check_credit(PPOConfig(turn_discount=0.5))
+    with pytest.raises(ValueError, match="turn_discount to 0"):
+        RewardsConfig(episode_credit="return").check_credit(PPOConfig(turn_discount=0.5))
+    with pytest.raises(ValueError, match="turn_gae needs"):
+        RewardsConfig().check_credit(PPOConfig(estimator="turn_gae"))
+    RewardsConfig(episode_credit="return").check_credit(PPOConfig(estimator="turn_gae"))
+    with pytest.raises(ValueError, match="gigpo needs"):
+        RewardsConfig(episode_credit="return").check_credit(GiGPOConfig())

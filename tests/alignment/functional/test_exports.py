@@ -23,6 +23,7 @@ def test_exported_names() -> None:
         "distribution_kl",
         "dpo_loss",
         "gae_advantage",
+        "gigpo_advantage",
         "group_advantage",
         "kl_estimate",
         "kto_loss",
@@ -36,6 +37,7 @@ def test_exported_names() -> None:
         "running_baseline",
         "binary_feedback_loss",
         "discounted_turn_returns",
+        "turn_gae_advantage",
         "value_loss",
         "whiten",
     }

@@ -18,6 +18,7 @@ from alignment.config.algorithm import (
     DAPOConfig,
     DPOConfig,
     DrGRPOConfig,
+    GiGPOConfig,
     GRPOConfig,
     KTOConfig,
     LengthAwarePPOConfig,
@@ -40,6 +41,7 @@ Draw = Callable[..., Batch]
 EVERY: list[AlgorithmConfig] = [
     PPOConfig(),
     PPOConfig(estimator="gae"),
+    PPOConfig(estimator="turn_gae"),
     PPOConfig(loss="gspo", aggregation="seq-mean-token-mean"),
     PPOConfig(correction=CorrectionConfig(level="sequence", mode="reject", low=0.5, high=2.0)),
     PPOConfig(entropy_coef=0.01),
@@ -47,6 +49,7 @@ EVERY: list[AlgorithmConfig] = [
     GRPOConfig(),
     DrGRPOConfig(),
     DAPOConfig(),
+    GiGPOConfig(),
     RLOOConfig(),
     ReinforcePlusPlusConfig(),
     DPOConfig(),

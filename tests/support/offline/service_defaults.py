@@ -11,7 +11,7 @@ from tests.support.offline.experiment import ExperimentConfig
 # How many replies to a prompt an algorithm needs, and how they are judged; others need one reply with a vote.
 GROUPS: dict[str, Mapping[str, Any]] = {
     "dpo": {"replies_per_prompt": 2, "feedback": "comparisons"},
-    **{name: {"replies_per_prompt": 4} for name in ("grpo", "rloo", "dr_grpo", "dapo", "online_dpo")},
+    **{name: {"replies_per_prompt": 4} for name in ("grpo", "gigpo", "rloo", "dr_grpo", "dapo", "online_dpo")},
 }
 BATCH_SIZE = Settings().trainer.batch_size
 

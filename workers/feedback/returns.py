@@ -1,0 +1,111 @@
+"""The return of each turn: its reward with the discounted rewards of later turns of its conversation or episode."""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from alignment.config.rewards import EXPLICIT, RewardsConfig
+from alignment.signals.combine_rewards import CombinedReward, Signal, combine_rewards, discounted_return
+from app.models import Reward
+from app.raters.names import is_person
+from workers.feedback.episode_trees import EpisodeTree
+from workers.feedback.signals import FinishedTurn
+
+RowsByTurn = Mapping[str, Sequence[Reward]]  # the rewards that count for each turn
+
+
+class Returns(NamedTuple):
+    """By turn: the reward with the discounted rewards of later turns (the return), and the rewards of its raters.
+
+    The weight of a return is that of the turn's own reward or, without one, of the next turn's return.
+    """
+
+    values: Mapping[str, CombinedReward | None]
+    step_returns: Mapping[str, float]  # of the turns of compared episodes, whose value is that of the whole episode
+    step_rewards: Mapping[str, float]  # of turns in trees: what each adds to its return
+    rated_by: Mapping[str, Sequence[Reward]]
+
+
+def compute_returns(
+    turns: Sequence[FinishedTurn],
+    trees: Collection[EpisodeTree],
+    counted: RowsByTurn,
+    configs: Mapping[str, RewardsConfig],
+    machine_weight: float,
+) -> Returns:
+    """Return the discounted rewards, computed from the last turn to the first.
+
+    The turns of `trees` get theirs along the tree of their episode, the others along their conversation. A turn that
+    only inherits a reward inherits its raters too: a rater who is quarantined, or has the allowed share of a batch,
+    must not get in through an earlier turn. `machine_weight` multiplies the weights of rewards without rater.
+    """
+    next_turn: dict[str, FinishedTurn] = {}
+    for turn in turns:  # the last one that continues a turn
+        if turn.parent_id is not None:
+            next_turn[turn.parent_id] = turn
+    values: dict[str, CombinedReward | None] = {}
+    rated_by: dict[str, Sequence[Reward]] = {}
+    step_returns: dict[str, float] = {}
+    step_rewards: dict[str, float] = {}
+    for tree in trees:
+        config = configs[tree.policy_id]
+        combine_rows = partial(combine, config=config, machine_weight=machine_weight)
+        values |= tree.returns(combine_rows, counted, config)
+        step_returns |= tree.step_returns(combine_rows, counted, config) if tree.group is not None else {}
+        step_rewards |= tree.step_rewards(combine_rows, counted)
+        rated_by |= tree.raters(counted, config)
+    for turn in turns:
+        if turn.id in values:
+            continue
+        config = configs[turn.policy_id]
+        rewards = [counted[turn.id], *_later_rewards(turn, next_turn, counted, config)]
+        credit: CombinedReward | None = None
+        for rows in reversed(rewards):
+            reward = combine(rows, config, machine_weight)
+            value = discounted_return(reward and reward.value, credit and credit.value, config.discount)
+            weighted = reward or credit
+            credit = None if value is None or weighted is None else CombinedReward(value, weighted.weight)
+        values[turn.id] = credit
+        own = rewards[0]
+        with_person = (rows for rows in rewards if any(is_person(row.rater) for row in rows))
+        rated_by[turn.id] = next(with_person, own or next((rows for rows in rewards if rows), own))
+    return Returns(values, step_returns, step_rewards, rated_by)
+
+
+def credit_deadline(turn: FinishedTurn, config: RewardsConfig) -> float:
+    """Return when all turns that count for this one have ended and were judged, or never will be; 0 without credit."""
+    if config.discount == 0 or turn.conversation_id is None or turn.finished_at is None:
+        return 0.0
+    return turn.finished_at + config.credit_seconds + config.window_seconds
+
+
+def combine(rows: Sequence[Reward], config: RewardsConfig, machine_weight: float) -> CombinedReward | None:
+    """Return the reward of a turn. A machine's reward counts as much as the vote of a new rater."""
+    signals = [
+        Signal(
+            row.reward_source,
+            row.value,
+            row.weight if row.rater is not None else row.weight * machine_weight,
+            row.reward_source == EXPLICIT and is_person(row.rater),
+        )
+        for row in rows
+    ]
+    return combine_rewards(signals, config)
+
+
+def _later_rewards(
+    turn: FinishedTurn, next_turn: Mapping[str, FinishedTurn], counted: RowsByTurn, config: RewardsConfig
+) -> list[list[Reward]]:
+    """Return the rewards of the later turns that count for this one, the next turn's first.
+
+    These are the turns that end within `credit_seconds` after it, and their rewards up to its deadline. So its return
+    is the same whenever they are judged: before the deadline its sample is not ready, and afterwards nothing counts.
+    """
+    later: list[list[Reward]] = []
+    deadline, following = credit_deadline(turn, config), next_turn.get(turn.id)
+    while config.discount > 0 and following is not None:
+        if (following.finished_at or 0.0) > (turn.finished_at or 0.0) + config.credit_seconds:
+            break
+        later.append([row for row in counted[following.id] if row.created_at <= deadline])
+        following = next_turn.get(following.id)
+    return later
