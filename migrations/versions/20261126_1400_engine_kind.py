@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "20261126_1100"
-down_revision = "20261126_1000"
+revision = "20261126_1400"
+down_revision = "20261126_1300"
 branch_labels = None
 depends_on = None
 
