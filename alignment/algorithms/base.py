@@ -54,8 +54,6 @@ class RLAlgorithm:
     needs_reference: bool = True
     needs_critic: bool = False
     needs_entropy: bool = False
-    # True if the loss needs samples of about the current policy. Late samples are then learned from by KTO.
-    is_on_policy: bool = False
     # True if `compute_loss` returns `actor/ppo_kl_k3`: the trainer then enforces max_kl without scoring the old policy.
     reports_update_kl: bool = False
     # How the trainer aggregates a loss per token (`alignment.functional.aggregate`). The critic's is a token mean.
@@ -132,7 +130,6 @@ def prepare_step(algorithm: RLAlgorithm, step: int, batch: TrainData) -> None:
 
 class PolicyGradient(RLAlgorithm):
     Config = PolicyGradientConfig
-    is_on_policy = True
     reports_update_kl = True
 
     def __init__(self, config: PolicyGradientConfig) -> None:

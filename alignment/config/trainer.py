@@ -46,16 +46,6 @@ class RewardModelConfig(Frozen):
     )
 
 
-class LateConfig(Frozen):
-    """Samples of versions that are too far from the policy for a policy gradient: KTO learns from them."""
-
-    max_kl: float = Field(
-        default=0.1, gt=0, description="k3(version of the sample, policy) per token above which a sample is late"
-    )
-    share: float = Field(default=0.5, gt=0, le=1, description="largest share of the late samples in the loss")
-    beta: float = Field(default=0.1, gt=0, description="of KTO: how strongly the policy is held to the reference")
-
-
 class OptimConfig(Frozen):
     """AdamW. Adapters need ten times the learning rate of full weights; models under 10 M ten times more again."""
 
@@ -101,11 +91,11 @@ class TrainerConfig(Frozen):
     kl_target: float | None = Field(
         default=None, gt=0, description="largest KL(old ‖ new policy) per token of an update, which is scaled to fit"
     )
-    late: LateConfig | None = Field(
-        default=LateConfig(), description="None lets a policy gradient learn from samples of any version"
-    )
     max_mismatch: float = Field(
-        default=0.5, gt=0, description="largest mean |recorded − recomputed| log-prob; a batch above it is refused"
+        default=0.5,
+        gt=0,
+        description="largest mean |recorded − recomputed| log-prob of the replies of the policy before the update; "
+        "a batch above it is refused",
     )
     seed: int = Field(default=0, ge=0)
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -32,8 +32,8 @@ def check_token_ids(samples: Sequence[Sample], num_ids: int) -> None:
 def check_mismatch(samples: Sequence[Sample], data: TrainData, old_logprobs_BT: Tensor, config: TrainerConfig) -> None:
     """Compare the recorded log-probs with those of the policy before the update.
 
-    Each sample of that policy is checked, because a mean hides a single one, and then the mean of those samples, or of
-    all without `TrainerConfig.late`. Raises ForeignSamples.
+    Each sample of that policy is checked, because a mean hides a single one, and then the mean of those samples. Those
+    of other versions differ for a good reason, and importance weights correct for it. Raises ForeignSamples.
     """
     mask_BT = data.response_mask_BT
     difference_BT = (old_logprobs_BT - data.rollout_logprobs_BT).abs() * mask_BT
@@ -50,17 +50,14 @@ def check_mismatch(samples: Sequence[Sample], data: TrainData, old_logprobs_BT: 
         if len(foreign) < len(samples) and (len(foreign) == 1 or 2 * len(foreign) <= num_fresh):
             raise ForeignSamples(_describe(foreign), foreign)
         raise ForeignSamples(f"{len(foreign)} of {num_fresh} replies of this policy are foreign. {_describe(foreign)}")
-    checked = [index for index, sample in enumerate(samples) if sample.lag == 0 or config.late is None]
-    if checked:
-        check_batch_mismatch(float(difference_BT[checked].sum() / mask_BT[checked].sum()), config.max_mismatch)
-
-
-def check_batch_mismatch(mismatch: float, max_mismatch: float) -> None:
-    """Raise ForeignSamples if |recorded − recomputed| log-prob, in the mean of all tokens, exceeds the limit."""
-    if not mismatch <= max_mismatch:
+    own = [index for index, sample in enumerate(samples) if sample.lag == 0]
+    if not own:
+        return
+    mean_mismatch = float(difference_BT[own].sum() / mask_BT[own].sum())
+    if not mean_mismatch <= config.max_mismatch:
         raise ForeignSamples(
-            f"The recorded log-probs differ by {mismatch:.3g} nats per token from those of the policy before the "
-            f"update (max_mismatch is {max_mismatch:g}): the samples were generated with other weights "
+            f"The recorded log-probs differ by {mean_mismatch:.3g} nats per token from those of the policy before the "
+            f"update (max_mismatch is {config.max_mismatch:g}): the samples were generated with other weights "
             "or at another temperature."
         )
 

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 
 import torch
 from torch import Tensor
 
 from alignment.algorithms.base import RLAlgorithm, prepare_step
-from alignment.algorithms.dpo_and_kto import KTO
 from alignment.config.trainer import TrainerConfig
 from alignment.data.collate import collate
 from alignment.data.corrections import TextTokenizer
@@ -22,8 +21,8 @@ from alignment.models import parallel
 from alignment.models.base_model import ModelRole
 from alignment.models.policy_model import PolicyModel
 from alignment.trainer.correction_part import PREFIX, make_correction_part, make_pairs
-from alignment.trainer.foreign_samples import check_batch_mismatch, check_mismatch, check_token_ids
-from alignment.trainer.loss_part import LossPart, Step, late_samples, split_late
+from alignment.trainer.foreign_samples import check_mismatch, check_token_ids
+from alignment.trainer.loss_part import LossPart, Step
 from alignment.trainer.loss_reduction import LossReducer, MinibatchCounts, sum_metrics
 from alignment.trainer.metrics import MetricAccumulator, Stopwatch, average_steps, batch_metrics
 from alignment.trainer.optimizer import Optimizer
@@ -77,15 +76,8 @@ class Update:
         self.data = collate(self.samples, self.policy.device)
         settings = self.algorithm.config
         self.enforces_max_kl = settings.max_kl is not None and settings.epochs * settings.minibatches > 1
-        self.may_be_late = (
-            self.config.late is not None
-            and self.algorithm.is_on_policy
-            and "reference" in self.policy.roles
-            and any(sample.lag > 0 for sample in self.samples)
-        )
         self.scores_old_logprobs = (
             self.algorithm.needs_old_logprobs
-            or self.may_be_late
             or bool(self.pairs)
             or (self.enforces_max_kl and not self.algorithm.reports_update_kl)
         )
@@ -149,13 +141,6 @@ class Update:
             if sample.turn_id not in used and sample.turn_id not in self.returned
         )
         metrics["training/samples_left_out"] = float(len(self.batch.samples) - len(self.samples))
-        metrics["training/samples_late"] = float(
-            sum(
-                len(part.samples)
-                for part in parts
-                if isinstance(part.algorithm, KTO) and part.algorithm is not self.algorithm
-            )
-        )
         metrics["training/corrections"] = float(len(self.pairs))
         metrics["training/samples_returned"] = float(len(self.returned))
         metrics["training/steps"] = len(steps)
@@ -253,37 +238,20 @@ class Update:
         return []
 
     def _split(self, whole: LossPart) -> list[LossPart]:
-        """Return the parts of the batch that are learned from with different losses, and note what waits."""
+        """Return the parts of the batch that are learned from with different losses."""
         if not self.pairs:
-            return self._split_by_lateness(whole)
+            return [whole]
         share = len(self.corrected) / len(self.samples)
         parts = []
         if self.by_reward:
-            rest = whole.take(range(len(self.by_reward)), self.algorithm, 1.0)
-            self._plan(rest)
-            parts = self._split_by_lateness(rest)
+            parts = [whole.take(range(len(self.by_reward)), self.algorithm, 1.0 - share)]
+            self._plan(parts[0])
         part = make_correction_part(self.pairs, self.policy, self.algorithm.config, share)
         self._plan(part)
         with self.stopwatch.measure("corrections"):
             scores_BT = score_micro_batches(self.policy, part.sequences, part.first_epoch, part.data.response_mask_BT)
         part.data.old_logprobs_BT = part.data.rollout_logprobs_BT = scores_BT
-        return [*(replace(one, weight=one.weight * (1.0 - share)) for one in parts), part]
-
-    def _split_by_lateness(self, whole: LossPart) -> list[LossPart]:
-        if not self.may_be_late or self.config.late is None:
-            return [whole]
-        late = late_samples(whole, self.config.late)
-        if not late:
-            return [whole]
-        if whole.data.ref_logprobs_BT is None:
-            whole.data.ref_logprobs_BT = score_micro_batches(
-                self.policy, whole.sequences, whole.first_epoch, whole.data.response_mask_BT, "reference"
-            )
-        parts, waiting = split_late(whole, late, self.config.late)
-        self.returned |= {whole.samples[index].turn_id: ReturnReason.NO_CONTRAST for index in waiting}
-        for part in parts:
-            self._plan(part)
-        return parts
+        return [*parts, part]
 
     def _score(self, micro_batches: list[list[int]]) -> None:
         """Score the batch for every role that the algorithm needs.
@@ -302,10 +270,9 @@ class Update:
                 self.data.values_BT = self._score_role("critic", micro_batches)
 
     def _check_first_step(self, mismatch: float, micro_batches: list[list[int]]) -> None:
-        """Check the mismatch of the first step. If it is too large, look for turns that alone are foreign."""
+        """Score and check the samples if the mismatch of the first step, of samples of all versions, is too large."""
         if not mismatch <= self.config.max_mismatch:
             check_mismatch(self.samples, self.data, self._score_role("actor", micro_batches), self.config)
-            check_batch_mismatch(mismatch, self.config.max_mismatch)
 
     def _score_role(self, role: ModelRole, micro_batches: list[list[int]]) -> Tensor:
         return score_micro_batches(self.policy, self.sequences, micro_batches, self.data.response_mask_BT, role)

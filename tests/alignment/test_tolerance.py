@@ -21,8 +21,6 @@ from alignment.config.algorithm import (
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
-from alignment.config.trainer import LateConfig
-from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import NothingToCompare, NoVariance
 from alignment.functional import auc, group_advantage
 from alignment.release.gates import PromptScores, PromptsGate
@@ -30,8 +28,7 @@ from alignment.signals.agreement import Agreement
 from alignment.signals.combine_rewards import Signal, is_contradicted, preference_pairs
 from alignment.signals.rater_trust import RaterSignal, count_agreement
 from alignment.tolerance import TOLERANCE, exceeds, is_tie, sign, snap_to_zero
-from alignment.trainer.loss_part import LossPart, late_samples
-from alignment.types import Sample, check_variance
+from alignment.types import check_variance
 from tests.support.worked_batches import make_train_data, reply
 
 GRADE = 0.2
@@ -121,14 +118,6 @@ def test_batch_of_equal_rewards_is_rejected(algorithm: RLAlgorithm) -> None:
 def test_kto_does_not_learn_from_a_reward_that_is_zero_but_for_rounding() -> None:
     samples = [reply(1.0), reply(ROUNDED_ZERO), reply(-ROUNDED_ZERO), reply(-1.0)]
     assert KTO(KTOConfig()).select(samples) == [0, 3]
-
-
-def test_sample_whose_reward_is_zero_but_for_rounding_is_not_late() -> None:
-    samples = [Sample(f"t{reward}", (1,), (2,), (-9.0,), reward, 0, lag=3) for reward in (ROUNDED_ZERO, 1.0)]
-    data = make_train_data(samples)
-    data.old_logprobs_BT = data.rollout_logprobs_BT + 8.0
-    part = LossPart(PPO(PPOConfig()), samples, [ScoredSequence.from_sample(sample) for sample in samples], data)
-    assert late_samples(part, LateConfig(max_kl=0.1)) == [1]
 
 
 def test_preference_pairs_of_equal_values() -> None:

@@ -37,7 +37,6 @@ CURVES = (
     "actor/step_scale",
     "actor/lr",
     "critic/baseline",
-    "training/samples_late",
     "training/samples_returned",
     "rollout_corr/rollout_is_eff_sample_size",
 )

@@ -3,9 +3,7 @@
 A minute passes between two updates. In each minute the newest version answers `--replies` prompts, and every reply gets
 a vote after a delay: "prompt" votes come before the next update; "late" ones after a log-normal delay of which half is
 below 2 minutes and nine tenths below an hour. An update takes all votes that have come; its settings are the service's
-defaults. "mixed" learns from votes of distant versions with KTO (`TrainerConfig.late`), "policy
-gradient" corrects for every version with importance weights alone, and "1 version" drops votes that are more than one
-update behind.
+defaults. "1 version" drops votes that are more than one update behind.
 """
 
 import argparse
@@ -36,22 +34,17 @@ EVALUATION_USERS = 64
 
 @dataclass(frozen=True)
 class Strategy:
-    """How votes are learned from: settings of the algorithm, and fields of the trainer's configuration that differ from
-    the service's. `max_lag`: older samples are dropped.
-    """
+    """How votes are learned from: settings of the algorithm. `max_lag`: older samples are dropped."""
 
     algorithm: dict[str, Any]
-    changes: dict[str, Any]
     max_lag: int | None = None
 
 
-WEIGHTS_ALONE = {"late": None, "max_mismatch": 1e9}
 STRATEGIES = {
-    "mixed": Strategy({"type": "ppo"}, {}),
-    "policy gradient": Strategy({"type": "ppo"}, WEIGHTS_ALONE),
-    "CISPO": Strategy({"type": "ppo", "loss": "cispo"}, WEIGHTS_ALONE),
-    "KTO": Strategy({"type": "kto"}, {}),
-    "1 version": Strategy({"type": "ppo"}, WEIGHTS_ALONE, max_lag=1),
+    "PPO": Strategy({"type": "ppo"}),
+    "CISPO": Strategy({"type": "ppo", "loss": "cispo"}),
+    "KTO": Strategy({"type": "kto"}),
+    "1 version": Strategy({"type": "ppo"}, max_lag=1),
 }
 
 
@@ -68,11 +61,10 @@ class Result:
     approval: float
     curve: list[float]
     lag: float
-    late_share: float
 
 
 def make_config(strategy: Strategy, seed: int) -> TrainerConfig:
-    return service_config(strategy.algorithm, seed, **strategy.changes)
+    return service_config(strategy.algorithm, seed)
 
 
 def run(name: str, delays: str, seed: int, minutes: int, replies: int, log: Callable[[str], None]) -> Result:
@@ -82,7 +74,7 @@ def run(name: str, delays: str, seed: int, minutes: int, replies: int, log: Call
     rng, number = Random(f"delays {seed}"), 0
     waiting: list[tuple[float, int, Sample]] = []  # by the minute in which the vote comes
     carried_over: list[Sample] = []
-    lags, shares, curve = [], [], []
+    lags, curve = [], []
     arrived = num_learned = 0
     for minute in range(minutes):
         for sample in experiment.collect_votes().samples:
@@ -99,8 +91,7 @@ def run(name: str, delays: str, seed: int, minutes: int, replies: int, log: Call
             carried_over = batch  # the next batch has contrast, perhaps
         else:
             lags += [experiment.version - sample.version for sample in batch]
-            metrics, refused = experiment.train(batch)
-            shares.append(metrics.get("training/samples_late", 0.0) / len(batch))
+            _, refused = experiment.train(batch)
             num_learned += len(batch) if refused is None else 0
             carried_over = []
         if (minute >= minutes - 5 * LAST and (minutes - minute) % 5 == 1) or minute % 20 == 19:
@@ -116,7 +107,6 @@ def run(name: str, delays: str, seed: int, minutes: int, replies: int, log: Call
         fmean(curve[-LAST:]),
         curve,
         fmean(lags or [0.0]),
-        fmean(shares or [0.0]),
     )
 
 

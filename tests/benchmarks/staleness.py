@@ -30,17 +30,15 @@ LOSSES: dict[str, dict[str, Any]] = {
     "naive": {"type": "ppo", "proximal": "rollout", "correction": {"mode": "off"}},
     "CISPO": {"type": "ppo", "loss": "cispo"},
     "KTO": {"type": "kto"},
-    "mixed": {"type": "ppo"},
 }
 
 
 def make_run(name: str, seed: int, lag: int, *, is_service: bool) -> ExperimentConfig:
-    """Return a run with this loss. "mixed" learns from distant versions with KTO, the others as from near ones."""
-    changes: dict[str, Any] = {} if name == "mixed" else {"late": None, "max_mismatch": 1e9}
+    """Return a run with this loss."""
     if is_service:
-        return replace(service_run(LOSSES[name], seed, **changes), lag=lag)
+        return replace(service_run(LOSSES[name], seed), lag=lag)
     settings = LOSSES[name] | {"max_kl": None} | ({} if name == "KTO" else {"kl_coef": 0.02})
-    config = TrainerConfig.model_validate({"algorithm": settings, "optim": {"lr": LR}, "seed": seed} | changes)
+    config = TrainerConfig.model_validate({"algorithm": settings, "optim": {"lr": LR}, "seed": seed})
     return ExperimentConfig(config, lag=lag, seed=seed)
 
 

@@ -33,11 +33,9 @@ def test_service_config_is_that_of_a_service_without_settings(algorithm: str) ->
 
 
 def test_late_votes() -> None:
-    for name, algorithm in (("mixed", "ppo"), ("KTO", "kto")):
+    for name, algorithm in (("PPO", "ppo"), ("KTO", "kto")):
         config = late_votes.make_config(late_votes.STRATEGIES[name], seed=0)
         assert differences(config, algorithm) == {"reward_model": None}
-    weights_alone = differences(late_votes.make_config(late_votes.STRATEGIES["policy gradient"], seed=0))
-    assert weights_alone == {"reward_model": None, "late": None, "max_mismatch": 1e9}
 
 
 def test_sparse_votes() -> None:
@@ -45,7 +43,7 @@ def test_sparse_votes() -> None:
 
 
 def test_staleness() -> None:
-    run = staleness.make_run("mixed", seed=0, lag=8, is_service=True)
+    run = staleness.make_run("decoupled", seed=0, lag=8, is_service=True)
     assert (differences(run.config), run.lag, run.replies_per_update) == ({"reward_model": None}, 8, BATCH_SIZE)
 
 

@@ -39,7 +39,6 @@ def trainer_config(settings: Settings) -> TrainerConfig:
         activation_checkpointing=trainer.activation_checkpointing,
         dp_shard=trainer.dp_shard,
         kl_target=trainer.update_kl_target,
-        late=trainer.late,
         max_mismatch=trainer.max_mismatch,
         seed=trainer.seed,
         dtype=settings.dtype,

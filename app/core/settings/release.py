@@ -8,7 +8,11 @@ from alignment.config.algorithm import Frozen
 from alignment.release.canary import CanaryConfig
 from alignment.release.gates import Gate
 from alignment.release.shadow import ShadowConfig
-from app.core.settings.trainer import false_to_none
+
+
+def false_to_none(value: object) -> object:
+    """TOML has no null."""
+    return None if value is False else value
 
 
 class ReleaseSettings(Frozen):

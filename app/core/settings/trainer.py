@@ -1,13 +1,12 @@
 """Section of the trainer: what an update is made of, how far it may go, and how the weights are trained."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from alignment.config.algorithm import Frozen
 from alignment.config.trainer import (
     CriticConfig,
-    LateConfig,
     LoRAConfig,
     OptimConfig,
     Packing,
@@ -17,11 +16,6 @@ from alignment.config.trainer import (
 
 DEFAULTS = TrainerConfig()
 DEFAULT_KL_TARGET = 0.003
-
-
-def false_to_none(value: object) -> object:
-    """TOML has no null."""
-    return None if value is False else value
 
 
 class TrainerSettings(Frozen):
@@ -100,9 +94,6 @@ class TrainerSettings(Frozen):
     optim: OptimConfig = Field(OptimConfig(), description="AdamW")
     reward_model: RewardModelConfig = Field(
         RewardModelConfig(), description="how a reward model is fitted; its `lr` is `optim.lr` when unset"
-    )
-    late: Annotated[LateConfig | None, BeforeValidator(false_to_none)] = Field(
-        LateConfig(), description="KTO on samples of versions that are too far from the policy; false turns it off"
     )
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from alignment.config.algorithm import (
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
-from alignment.config.trainer import LateConfig, TrainerConfig
+from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.models.base_model import ModelRole
@@ -352,7 +352,7 @@ def test_late_turns_do_not_hide_that_the_engine_serves_other_weights(
     batch = foreign(grouped, 60.0, num_foreign)
     late = [replace(sample, lag=1) for sample in batch.samples[4:]]
     batch = replace(batch, samples=(*batch.samples[:4], *late))
-    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(), "late": None}))
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig()}))
     if num_foreign <= 2:
         report = trainer.update(batch)
         assert report.foreign_turns.keys() == {sample.turn_id for sample in batch.samples[:num_foreign]}
@@ -365,7 +365,7 @@ def test_late_turns_do_not_hide_that_the_engine_serves_other_weights(
 def test_only_turn_of_this_policy_is_left_out(base_model: Path, config: TrainerConfig, grouped: Batch) -> None:
     batch = foreign(grouped, 60.0, 1)
     late = [replace(sample, lag=1) for sample in batch.samples[1:]]
-    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig(), "late": None}))
+    trainer = Trainer(base_model, config.model_copy(update={"algorithm": PPOConfig()}))
     report = trainer.update(replace(batch, samples=(batch.samples[0], *late)))
     assert report.foreign_turns.keys() == {batch.samples[0].turn_id}
 
@@ -445,14 +445,11 @@ def test_samples_of_complete_passes_do_not_return(
     assert report.metrics["training/stopped_early"] == float(epochs > 1)
 
 
-@pytest.mark.parametrize("late", [None, LateConfig()])
-def test_samples_of_other_versions_do_not_stop_an_update(
-    base_model: Path, config: TrainerConfig, draw: Draw, late: LateConfig | None
-) -> None:
+def test_samples_of_other_versions_do_not_stop_an_update(base_model: Path, config: TrainerConfig, draw: Draw) -> None:
     """k3 of the parent to the new policy is a KL on the parent's replies alone; its bound is that of the KL target."""
     batch = draw(8)
     stale = replace(batch, samples=tuple(replace(sample, lag=8) for sample in batch.samples))
-    fields = {"algorithm": PPOConfig(max_kl=1e-9, epochs=3, minibatches=4), "late": late, "kl_target": 0.01}
+    fields = {"algorithm": PPOConfig(max_kl=1e-9, epochs=3, minibatches=4), "kl_target": 0.01}
     report = Trainer(base_model, config.model_copy(update=fields)).update(stale)
     assert (report.metrics["training/steps"], report.metrics["training/stopped_early"]) == (12, 0)
     assert report.returned_turns == {} and report.metrics["guard/kl"] <= 0.01

@@ -172,7 +172,7 @@ def test_template_is_the_defaults_and_its_lines_may_be_uncommented(tmp_path: Pat
 
 
 def test_shown_values_are_toml_that_gives_the_same_settings(tmp_path: Path) -> None:
-    loaded = load(tmp_path, "[trainer]\nbatch_size = 48\nlate = false\n[release.canary]\nshare = 0.1\n")
+    loaded = load(tmp_path, "[trainer]\nbatch_size = 48\n[release]\nshadow = false\n[release.canary]\nshare = 0.1\n")
     shown = show(loaded, with_sources=True)
     assert f"batch_size = 48  # {tmp_path / 'attune.toml'}" in shown and "kl_guard = 0.05  # default" in shown
     tomllib.loads(shown)
@@ -202,7 +202,6 @@ VALUES: dict[str, Any] = {
     "engine.kind": "sglang",  # the only one
     "trainer.adaptation": "full",
     "trainer.optim.betas": (0.5, 0.6),
-    "trainer.late": None,
     "trainer.lora.target_modules": ("q_proj",),
 }
 

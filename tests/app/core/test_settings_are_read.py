@@ -219,7 +219,7 @@ def test_tree_is_whole() -> None:
     paths = {setting.path for setting in EVERY_SETTING}
     assert len(paths) == len(EVERY_SETTING) > 450
     assert {
-        "trainer.late.share",
+        "trainer.lora.r",
         "release.canary.margin",
         "rewards.sources[judge].rubric",
         "release.gates[prompts].verifier[regex].pattern",

@@ -87,10 +87,10 @@ def test_names_of_the_algorithm_are_those_of_its_type_in_variables_too(tmp_path:
 
 def test_text_of_variables_is_parsed_and_whole_floats_are_integers(tmp_path: Path) -> None:
     variables = {"TRAINER__BATCH_SIZE": "24", "SERVER__CONSOLE": "no", "TRAINER__KL_GUARD": "5e-2"}
-    variables |= {"LIMITS__MAX_PROMPT_CHARS": "1e5", "TRAINER__LATE": "false", "ALGORITHM__EPOCHS": "2"}
+    variables |= {"LIMITS__MAX_PROMPT_CHARS": "1e5", "RELEASE__CANARY": "false", "ALGORITHM__EPOCHS": "2"}
     settings = load(tmp_path, "[trainer]\nmicro_batch_tokens = 1e4\n[trainer.optim]\nlr = 1", **variables).settings
     assert (settings.trainer.batch_size, settings.server.console, settings.trainer.kl_guard) == (24, False, 0.05)
-    assert (settings.limits.max_prompt_chars, settings.trainer.late, settings.algorithm.epochs) == (100_000, None, 2)
+    assert (settings.limits.max_prompt_chars, settings.release.canary, settings.algorithm.epochs) == (100_000, None, 2)
     assert (settings.trainer.micro_batch_tokens, settings.trainer.optim.lr) == (10_000, 1.0)
 
 
