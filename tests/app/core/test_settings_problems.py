@@ -48,15 +48,15 @@ UNKNOWN_NAMES = {  # in a table with a `type`, whose names count
     f'{GATE}verifier = {{type = "regex", pattern = "a", patern = "a"}}': "release.gates.0.verifier.patern is not a "
     "setting; did you mean release.gates.0.verifier.pattern?",
 }
-ALGORITHMS = "dapo, dpo, dr_grpo, grpo, kto, length_aware_ppo, online_dpo, ppo, reinforce++, rloo"
+ALGORITHMS = "dapo, dpo, dr_grpo, gigpo, grpo, kto, length_aware_ppo, online_dpo, ppo, reinforce++, rloo"
 MISSPELT = {
     'algorithm = "grppo"': f"there is no algorithm 'grppo'; did you mean 'grpo'? Known are {ALGORITHMS}, and a class "
     "of your own is module:Class",
     'algorithm = "PPO"': f"there is no algorithm 'PPO'; did you mean 'ppo'? Known are {ALGORITHMS}, and a class of "
     "your own is module:Class",
     '[algorithm]\ntype = "dr-grpo"': "algorithm.type: input should be one of 'ppo', 'length_aware_ppo', 'grpo', "
-    "'dr_grpo', 'dapo', 'rloo', 'reinforce++', 'dpo', 'online_dpo', 'kto', 'custom', not 'dr-grpo'; did you mean "
-    "'dr_grpo'?",
+    "'dr_grpo', 'dapo', 'gigpo', 'rloo', 'reinforce++', 'dpo', 'online_dpo', 'kto', 'custom', not 'dr-grpo'; did you "
+    "mean 'dr_grpo'?",
     '[algorithm]\nloss = "gsppo"': "there is no policy loss 'gsppo'; did you mean 'gspo'? Known are cispo, dppo_tv, "
     "gspo, ppo, reinforce, sapo",
     '[[rewards.sources]]\ntype = "judje"': "rewards.sources.0.type: input should be one of 'explicit', 'next_turn', "
