@@ -40,7 +40,7 @@ async def test_single_token_cannot_be_scored(served: ServedEngine) -> None:
 
 
 async def test_loading_and_unloading_are_idempotent(served: ServedEngine) -> None:
-    name = "twice-v1"
+    name = "again-v1"
     path = served.reference.adapter(name, seed=4)
     for _ in range(2):
         await served.client.load_adapter(name, path)
@@ -72,7 +72,7 @@ async def test_missing_folder_is_refused(served: ServedEngine, tmp_path: Path) -
 async def test_loading_does_not_affect_running_replies(served: ServedEngine, make_call: MakeCall) -> None:
     calls = [make_call(f"{number}?", max_tokens=200) for number in range(4)]
     tasks = [asyncio.create_task(served.client.complete(call)) for call in calls]
-    name = "late-v1"
+    name = "joining-v1"
     await served.client.load_adapter(name, served.reference.adapter(name, seed=5))
     await served.client.warm_up_adapter(name)
     assert_exact(served, name, (await served.client.complete(make_call(adapter=name))).capture)
@@ -116,7 +116,7 @@ async def test_name_that_is_used_again_is_never_answered_from_the_old_cache(
 async def test_adapter_from_the_request_equals_the_one_from_its_folder(served: ServedEngine) -> None:
     if served.kind == SCRIPTED:
         pytest.skip("the scripted engine reads no files")
-    name = "uploaded-v1"
+    name = "posted-v1"
     path = served.reference.adapter(name, seed=9)
     payload = build_payload(path, write_manifest(path, {}))
     for _ in range(2):
