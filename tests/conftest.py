@@ -29,6 +29,7 @@ from tests.support.scripted_engine import ScriptedEngine, serve
 
 pytest_plugins = [
     "tests.support.engine_fixture",
+    "tests.support.vllm_fixture",
     "tests.support.scheduling",
     "tests.support.shuffle",
     "tests.clients.retries",

@@ -182,6 +182,7 @@ SMOKE = (
         tables=("| seed | policy | algorithm |",),
         writes=("policies.jsonl",),
     ),
+    bench("intake", "--votes 60 --outage 1 --databases sqlite", tables=("| route | database |",)),
     bench("delivery", "--updates 1 --kl-targets 0.01", tables=("| KL target | updates |",)),
     bench("swap", "--publications 2 --moves 2 --peer 1 --people 1 --quiet 0", tables=("| milliseconds | p50 |",)),
     bench("swap-full", "--publications 1 --moves 1 --peer 0 --people 1 --quiet 0", tables=("| milliseconds | p50 |",)),

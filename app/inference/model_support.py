@@ -39,6 +39,8 @@ def unsupported_reason(config: Mapping[str, Any], context_length: int | None) ->
 
 def require_supported(settings: Settings, directory: Path) -> None:
     """Raise ValueError if the base model in a directory is one that engines compute wrongly."""
+    if settings.engine.kind != "sglang":
+        return
     config = json.loads((directory / "config.json").read_text())
     if (reason := unsupported_reason(config, settings.engine.context_length)) is not None:
         raise ValueError(f"the base model {settings.model} is refused: {reason}")

@@ -7,11 +7,15 @@ from app.inference.engine import EngineAddress, EngineClient
 from app.inference.keys import EngineKeys
 from app.inference.sglang.client import SGLangClient
 from app.inference.transport import EngineUnavailable
+from app.inference.vllm.client import VLLMClient
 
 READ_TIMEOUT_SECONDS = 120.0
 
 # By `Engine.kind`: (URL, API key, admin key, longest time without data in seconds) → client.
-CLIENT_BY_KIND: dict[str, Callable[[str, str | None, str | None, float], EngineClient]] = {"sglang": SGLangClient}
+CLIENT_BY_KIND: dict[str, Callable[[str, str | None, str | None, float], EngineClient]] = {
+    "sglang": SGLangClient,
+    "vllm": VLLMClient,
+}
 
 
 def connect(engine: EngineAddress, keys: EngineKeys, *, read_timeout: float = READ_TIMEOUT_SECONDS) -> EngineClient:

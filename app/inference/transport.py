@@ -108,10 +108,12 @@ class EngineTransport:
             raise EngineUnavailable(f"The engine at {self.url} closed the connection.") from error
 
     async def request(self, path: str, body: dict[str, Any] | None = None, **options: Any) -> Any:
-        """Send a request and return the parsed JSON. Options and errors are those of `open`."""
+        """Send a request and return the parsed JSON, or None for an answer without. Options and errors are those of
+        `open`."""
         async with self.open(path, body, **options) as response:
             content = await response.read()
-        return orjson.loads(content) if content else None
+            is_json = response.content_type == "application/json"
+        return orjson.loads(content) if content and is_json else None
 
     async def aclose(self) -> None:
         if self._session is not None:

@@ -166,11 +166,13 @@ def _connects(url: str) -> bool:
 
 
 def check_engine_environment(settings: Settings) -> Iterator[Finding]:
-    if settings.engine.python.exists():
-        yield Finding("engine", Level.OK, f"SGLang's environment: {settings.engine.python}")
+    kind, interpreter = settings.engine.kind, settings.engine.interpreter
+    if interpreter.exists():
+        yield Finding("engine", Level.OK, f"the environment of {kind}: {interpreter}")
     else:
-        fix = "Run `make setup`, or name the Python of SGLang's environment in ATTUNE_ENGINE__PYTHON."
-        found = f"{settings.engine.python} is missing: no engine can run on this machine"
+        target = "setup-vllm" if kind == "vllm" else "setup"
+        fix = f"Run `make {target}`, or name the Python of the environment of {kind} in ATTUNE_ENGINE__PYTHON."
+        found = f"{interpreter} is missing: no engine can run on this machine"
         yield Finding("engine", Level.WARNING if settings.engine.versions_url else Level.PROBLEM, found, fix)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from app.core.settings import REPOSITORY
 
 PACKAGES = ("app", "alignment", "workers")
-PLUGIN = "workers/engine/plugin"  # a distribution of its own, with its own top-level package
+# Distributions of their own, with their own top-level packages.
+PLUGINS = ("workers/engine/plugin", "workers/engine/vllm_plugin")
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class Module:
 
 
 def find_modules(*folders: str, root: Path = REPOSITORY) -> list[Module]:
-    """Return the modules in these folders, without the plug-in of engines and its build output."""
+    """Return the modules in these folders, without the plug-ins of engines and their build output."""
     modules = []
     for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
             relative = path.relative_to(root)
-            if PLUGIN in relative.as_posix() or {"__pycache__", "build"} & {*relative.parts}:
+            if relative.as_posix().startswith(PLUGINS) or {"__pycache__", "build"} & {*relative.parts}:
                 continue
             parts = relative.with_suffix("").parts
             modules.append(Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), relative, root))

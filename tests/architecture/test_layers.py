@@ -11,7 +11,7 @@ from app.core.migrate import alembic_config
 from app.core.settings import REPOSITORY
 from tests.architecture.source_tree import PACKAGES, Module, find_cycles, find_modules, import_graph, package_graph
 
-TORCH_LIBRARIES = ("torch", "transformers", "peft", "sglang")
+TORCH_LIBRARIES = ("torch", "transformers", "peft", "sglang", "vllm")
 
 
 def test_import_contracts_hold() -> None:
@@ -58,11 +58,12 @@ def test_app_starts_without_torch() -> None:
 
 def test_routes_of_an_engine_are_in_its_package_only() -> None:
     def names_routes(module: Module) -> bool:
-        return any(text in module.source for text in ("import sglang", "from sglang", "/load_lora_adapter"))
+        texts = ("import sglang", "from sglang", "import vllm", "from vllm", "/load_lora_adapter")
+        return any(text in module.source for text in texts)
 
     modules = find_modules("app", "alignment", "workers", "migrations")
     packages = {module.name.rpartition(".")[0] for module in modules if names_routes(module)}
-    assert packages == {"app.inference.sglang"}
+    assert packages == {"app.inference.sglang", "app.inference.vllm"}
 
 
 def test_client_imports_nothing_of_the_service() -> None:

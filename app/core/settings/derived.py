@@ -12,6 +12,8 @@ def derived_values(settings: Settings) -> dict[str, Any]:
     trainer, config = settings.trainer, trainer_config(settings)
     return {
         "database.url": settings.database_url,
+        "engine.python": str(settings.engine.interpreter),
+        "engine.tool_call_parser": settings.engine.effective_tool_call_parser,
         "algorithm": config.algorithm.model_dump(mode="json"),
         "trainer.min_batch_size": trainer.smallest_batch,
         "trainer.max_batch_size": trainer.largest_batch,

@@ -3,13 +3,25 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, HttpUrl, field_validator
+from pydantic import Field, HttpUrl, ValidationInfo, field_validator, model_validator
 
 from alignment.config.algorithm import Frozen
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
-EngineKind = Literal["sglang"]  # docs/engines.md compares them
+EngineKind = Literal["sglang", "vllm"]  # docs/engines.md compares them
+ENVIRONMENTS: dict[EngineKind, str] = {"sglang": ".venv-engine", "vllm": ".venv-vllm"}
+TOOL_CALL_PARSERS: dict[EngineKind, str] = {"sglang": "qwen25", "vllm": "hermes"}
+# Settings that only SGLang has.
+SGLANG_ONLY = (
+    "mem_fraction_static",
+    "max_total_tokens",
+    "chunked_prefill_size",
+    "quantization",
+    "kv_cache_dtype",
+    "attention_backend",
+    "tp_size",
+)
 
 # Flags that Attune sets itself, because the service depends on their values. A prefix: "--lora" covers "--lora-paths".
 RESERVED_FLAGS = (
@@ -43,6 +55,21 @@ RESERVED_FLAGS = (
     "--served-model-name",
     "--config",
 )
+RESERVED_VLLM_FLAGS = (
+    *("--model", "--served-model-name", "--host", "--port", "--api-key", "--dtype", "--max-model-len"),
+    *(
+        "--max-num-seqs",
+        "--enable-lora",
+        "--max-lora",
+        "--max-cpu-loras",
+        "--lora",
+        "--logprobs-mode",
+        "--generation-config",
+    ),
+    *("--scheduling-policy", "--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser"),
+    *("--structured-outputs-config", "--middleware", "--worker-extension-cls", "--tensor-parallel", "-tp"),
+    *("--data-parallel", "-dp", "--pipeline-parallel", "-pp", "--config"),
+)
 
 
 class EngineSettings(Frozen):
@@ -58,12 +85,17 @@ class EngineSettings(Frozen):
         description="shared API key of the engines; needed for engines on other machines, with `admin_key`",
     )
     admin_key: str | None = Field(None, repr=False, description="shared admin key of the engines")
-    python: Path = Field(
-        REPOSITORY / ".venv-engine" / "bin" / "python",
-        description="interpreter of SGLang's environment; that of the repository when unset",
+    python: Path | None = Field(
+        None,
+        description="interpreter of the engine's environment; .venv-engine or .venv-vllm of the repository when unset",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the engine computes")
-    tool_call_parser: str = Field("qwen25", min_length=1, description="SGLang's parser for this model's tool calls")
+    tool_call_parser: str | None = Field(
+        None,
+        min_length=1,
+        description="the engine's parser for this model's tool calls; when unset qwen25 (SGLang) or hermes (vLLM), "
+        "which read the same format",
+    )
 
     context_length: int | None = Field(None, ge=1, description="longest prompt and reply; the model's when unset")
     mem_fraction_static: float | None = Field(
@@ -84,7 +116,7 @@ class EngineSettings(Frozen):
     tp_size: int = Field(1, ge=1, description="GPUs that share each layer (tensor parallelism)")
     max_loras_per_batch: int = Field(8, ge=1, description="adapters in one batch, the base model included")
     extra_flags: tuple[str, ...] = Field(
-        (), description='more flags of SGLang, e.g. ["--schedule-policy=lpm"]; those that Attune sets are refused'
+        (), description='more flags of the engine, e.g. ["--schedule-policy=lpm"]; those that Attune sets are refused'
     )
 
     start_timeout_seconds: float = Field(
@@ -113,8 +145,41 @@ class EngineSettings(Frozen):
 
     @field_validator("extra_flags")
     @classmethod
-    def _check_extra_flags(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_extra_flags(cls, flags: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        reserved = RESERVED_VLLM_FLAGS if info.data.get("kind") == "vllm" else RESERVED_FLAGS
         for flag in flags:
-            if flag.startswith("--") and flag.startswith(RESERVED_FLAGS):
+            if flag.startswith("-") and flag.startswith(reserved):
                 raise ValueError(f"{flag.partition('=')[0]} is set by Attune; see the other settings of [engine]")
         return flags
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "EngineSettings":
+        """Refuse what vLLM cannot do, before anything starts."""
+        if self.kind != "vllm":
+            return self
+        for name in SGLANG_ONLY:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"engine.{name} is a setting of SGLang, and engine.kind is vllm; remove it")
+        if self.device == "cuda":
+            raise ValueError("engine.kind = vllm runs on CPUs only; use engine.kind = sglang on GPUs")
+        if self.adapter_delivery != "path":
+            raise ValueError(
+                "engine.kind = vllm takes no adapters in a request; set engine.adapter_delivery = path and share the "
+                "storage of the versions"
+            )
+        if self.versions_url is not None:
+            raise ValueError(
+                "engine.kind = vllm reads its versions again while it runs, and what engine.versions_url brings is "
+                "deleted once it is loaded; share the storage of the versions"
+            )
+        return self
+
+    @property
+    def interpreter(self) -> Path:
+        """The interpreter of the engine's environment."""
+        return self.python or REPOSITORY / ENVIRONMENTS[self.kind] / "bin" / "python"
+
+    @property
+    def effective_tool_call_parser(self) -> str:
+        """The engine's parser for tool calls. The defaults of both kinds read the same format."""
+        return self.tool_call_parser or TOOL_CALL_PARSERS[self.kind]

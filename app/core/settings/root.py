@@ -160,6 +160,8 @@ class Settings(Frozen):
             )
         if any(isinstance(gate, PromptsGate) and gate.compares for gate in self.release.gates):
             raise ValueError("a gate compares two versions side by side; an engine holds one version's full weights")
+        if self.engine.kind == "vllm":
+            raise ValueError("full weights need engine.kind = sglang; vLLM serves adapters only")
         if self.engine.adapter_delivery != "path" or self.engine.versions_url is not None:
             raise ValueError("full weights need engine.adapter_delivery = path and storage that the engines share")
 

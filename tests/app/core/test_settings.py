@@ -199,7 +199,6 @@ VALUES: dict[str, Any] = {
     "engine.mem_fraction_static": 0.7,
     "engine.attention_backend": "triton",
     "engine.python": Path("/opt/python"),
-    "engine.kind": "sglang",  # the only one
     "trainer.adaptation": "full",
     "trainer.optim.betas": (0.5, 0.6),
     "trainer.lora.target_modules": ("q_proj",),
@@ -216,7 +215,6 @@ TRAINER_ONLY = {  # settings of [trainer] that decide about batches and versions
     *("max_staleness", "kl_alarms"),
 }
 ENGINE_ONLY = {
-    "kind",
     "start_timeout_seconds",
     "response_timeout_seconds",
     "name",

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.inference.pool import connect
-from tests.contract.engine.served_engines import KEYS, KINDS, SCRIPTED, SGLANG, ScriptedReference, ServedEngine
+from tests.contract.engine.served_engines import KEYS, KINDS, SCRIPTED, SGLANG, VLLM, ScriptedReference, ServedEngine
 from tests.support.engine_adapters import ReferenceWeights, bias_without_end
 from tests.support.engine_fixture import RunningEngine, engine_spec, require_engine_environment
 from tests.support.scripted_engine import ScriptedEngine, serve
+from tests.support.vllm_fixture import require_vllm_environment, vllm_spec
 from workers.engine.process import EngineSpec
 
 LONG_TEXT = " ".join(f"word{number}" for number in range(1500))
@@ -55,14 +56,14 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[ServedEngine]:
         )
 
 
-FIXTURE_BY_KIND = {SGLANG: "engine"}
+FIXTURE_BY_KIND = {SGLANG: "engine", VLLM: "vllm_engine"}
 
 
 def require_environment(kind: str) -> None:
     """Skip the test where this kind of engine is not installed."""
-    require_engine_environment()
+    require_engine_environment() if kind == SGLANG else require_vllm_environment()
 
 
 def spec_of(kind: str, folder: Path, model: Path) -> EngineSpec:
     """Return the spec of an engine of its own."""
-    return engine_spec(folder, model)
+    return engine_spec(folder, model) if kind == SGLANG else vllm_spec(folder, model)

@@ -12,8 +12,8 @@ from app.inference.keys import EngineKeys
 from tests.support.scripted_engine import logprob
 
 KEYS = EngineKeys("test-key", "-test-admin-key")
-SCRIPTED, SGLANG = "scripted", "sglang"
-KINDS = (SCRIPTED, SGLANG)
+SCRIPTED, SGLANG, VLLM = "scripted", "sglang", "vllm"
+KINDS = (SCRIPTED, SGLANG, VLLM)
 
 
 class Reference(Protocol):

@@ -10,7 +10,7 @@ from app.inference.pool import connect
 from app.inference.transport import EngineRefused, EngineUnavailable
 from demo.dialogues import ORDER_STATUS, SYSTEM
 from tests.contract.engine.conftest import Address
-from tests.contract.engine.served_engines import KEYS, SCRIPTED, ServedEngine
+from tests.contract.engine.served_engines import KEYS, KINDS, SCRIPTED, ServedEngine
 from tests.contract.engine.test_replies import assert_exact
 from tests.support.engine_fixture import DEMO_MODEL
 from tests.support.engine_replies import GetCapture, MakeCall, both_modes
@@ -23,7 +23,7 @@ async def test_running_engine_is_ready_and_generates(served: ServedEngine) -> No
     assert await served.client.context_length() == served.context_length
 
 
-@pytest.mark.parametrize("kind", ["sglang"])
+@pytest.mark.parametrize("kind", KINDS[1:])
 async def test_engine_that_cannot_be_reached_is_unavailable(kind: str, make_call: MakeCall) -> None:
     client = connect(Address("http://127.0.0.1:9", kind), KEYS)
     assert not await client.is_ready() and not await client.can_generate()

@@ -13,7 +13,7 @@ from app.inference.pool import connect
 from app.inference.transport import EngineUnavailable
 from tests.contract.engine.conftest import require_environment, spec_of
 from tests.contract.engine.served_engines import KINDS
-from tests.support.engine_adapters import ReferenceWeights
+from tests.support.engine_adapters import ReferenceWeights, bias_without_end
 from tests.support.engine_fixture import UNCHECKED, InMemoryEngineRecord, wait_for_event
 from tests.support.engine_replies import MakeCall
 from workers.engine.process import is_alive
@@ -36,11 +36,12 @@ async def test_restarted_engine_holds_its_versions_and_no_process_is_left(
     async with aclosing(connect(spec, spec.keys)) as client:
         await wait_for_event(record, "ready 1")
         processes = engine_processes(spec.log_path)
-        call = make_call(adapter="shop-v1", max_tokens=1500, temperature=1.5)
+        launcher = next(process for process in processes if process.ppid() == os.getpid())
+        never_ends = bias_without_end(engine_model)
+        call = make_call(adapter="shop-v1", max_tokens=1900, temperature=1.5, logit_bias=never_ends)
         reply = asyncio.create_task(client.complete(call))
         while not await client.count_running():
             await asyncio.sleep(0.02)
-        launcher = next(process for process in processes if process.ppid() == os.getpid())
         os.kill(launcher.pid, signal.SIGKILL)
         with pytest.raises(EngineUnavailable):
             await reply

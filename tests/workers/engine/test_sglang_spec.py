@@ -20,7 +20,7 @@ def test_command_takes_its_flags_from_the_settings(settings: Settings) -> None:
     command = command_of(settings, engine__device="cpu", **values)
     flags = {"--port=9000", "--dtype=bfloat16", "--max-loras-per-batch=3", "--tool-call-parser=llama3", "--enable-lora"}
     assert flags | {*CPU_FLAGS} <= {*command}
-    assert command[:5] == [str(settings.engine.python), "-m", "attune_sglang_cpu.launch", "--parent", "4711"]
+    assert command[:5] == [str(settings.engine.interpreter), "-m", "attune_sglang_cpu.launch", "--parent", "4711"]
 
 
 def test_full_weights_need_no_adapters(settings: Settings) -> None:

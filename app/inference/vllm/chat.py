@@ -1,0 +1,106 @@
+"""vLLM's chat requests and replies: the fields that it takes, and where it says which tokens it generated."""
+
+import hashlib
+from typing import Any
+
+from app.inference.capture import Capture, build_capture, to_logprob
+from app.inference.request import ChatCall, engine_messages
+from app.inference.stream import StreamState
+
+BASE_MODEL = "base"  # the name that the base model is served under
+ID_PREFIX = "chatcmpl-"  # vLLM puts it before the id of a request, to name the reply
+PROMPT_IDS_FIELD = "attune_prompt_ids"  # among the extra arguments; workers/engine/vllm_plugin reads it
+CHUNK_FIELDS = frozenset({"id", "object", "created", "model", "choices", "usage"})
+CHOICE_FIELDS = frozenset({"index", "delta", "logprobs", "finish_reason", "matched_stop"})
+DELTA_FIELDS = frozenset({"role", "content", "tool_calls"})
+
+
+def chat_body(call: ChatCall, *, stream: bool) -> dict[str, Any]:
+    """Return the body of the request for a reply."""
+    body: dict[str, Any] = {
+        "request_id": call.rid.removeprefix(ID_PREFIX),
+        "model": call.adapter or BASE_MODEL,
+        "messages": engine_messages(call.messages),
+        **call.sampling.body(),
+        "stream": stream,
+        "logprobs": True,
+        "return_token_ids": True,
+        **call.tool_fields(),
+    }
+    if stream and call.include_usage:
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": call.names_stop_text}
+    if call.tools and not call.is_grammar_constrained:
+        # vLLM would drop further calls from the message, but not from the tokens. The capture cuts and excludes them.
+        body["parallel_tool_calls"] = True
+    optional = {
+        "top_logprobs": call.top_logprobs or None,
+        "cache_salt": cache_salt(call.extra_key),
+        "vllm_xargs": None if call.prompt_ids is None else {PROMPT_IDS_FIELD: list(call.prompt_ids)},
+        "priority": None if call.priority is None else -call.priority,  # in vLLM the lowest comes first
+        "response_format": None if call.requires_tool_call else call.response_format,
+    }
+    return body | {name: value for name, value in optional.items() if value is not None}
+
+
+def cache_salt(extra_key: str | None) -> str | None:
+    """Return the key of the prefix cache as vLLM takes it: short, and without slashes."""
+    return None if extra_key is None else hashlib.sha256(extra_key.encode()).hexdigest()[:32]
+
+
+def request_id(rid: str) -> str:
+    """Return the id that vLLM knows a reply by."""
+    return ID_PREFIX + rid.removeprefix(ID_PREFIX)
+
+
+def capture_response(call: ChatCall, response: dict[str, Any]) -> Capture:
+    """Return the capture of a whole reply."""
+    choice = response["choices"][0]
+    message = choice["message"]
+    received = Capture(
+        prompt_ids=response["prompt_token_ids"] or [],
+        output_ids=choice["token_ids"] or [],
+        logprobs=[to_logprob(token["logprob"]) for token in (choice["logprobs"] or {"content": []})["content"]],
+        text=message["content"] or "",
+        tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
+        finish_reason=_finish_reason(choice, has_calls=bool(message.get("tool_calls"))),
+        weight_versions=[],  # its base weights never change
+    )
+    return build_capture(call, received)
+
+
+def _finish_reason(choice: dict[str, Any], *, has_calls: bool) -> str | None:
+    """Return "tool_calls" for a reply that ended with a call. vLLM says "stop" where the request named the tool."""
+    ended_itself = choice["finish_reason"] == "stop" and choice.get("stop_reason") is None
+    return "tool_calls" if ended_itself and has_calls else choice["finish_reason"]
+
+
+def _to_openai_tool_call(tool_call: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool_call["function"]["name"], "arguments": tool_call["function"]["arguments"]}
+    return {"id": tool_call["id"], "type": "function", "function": function}
+
+
+class VLLMStreamState(StreamState):
+    """vLLM sends the prompt's ids in the first chunk, and the ids of the reply with each one."""
+
+    def take_engine_fields(self, chunk: dict[str, Any]) -> None:
+        self.prompt_ids = chunk.get("prompt_token_ids") or self.prompt_ids
+        _keep(chunk, CHUNK_FIELDS)
+        chunk["id"] = self.call.rid
+        chunk["model"] = self.call.model
+        for choice in chunk["choices"]:
+            self.output_ids += choice.get("token_ids") or []
+            has_calls = bool(self._tool_calls or choice["delta"].get("tool_calls"))
+            choice["finish_reason"] = _finish_reason(choice, has_calls=has_calls)
+            choice["matched_stop"] = choice.get("stop_reason")
+            if not (choice.get("logprobs") or {}).get("content"):
+                choice["logprobs"] = None
+            _keep(choice, CHOICE_FIELDS)
+            _keep(choice["delta"], DELTA_FIELDS)
+            for part in choice["delta"].get("tool_calls") or ():
+                part.setdefault("id", None)  # the later parts of a call have none
+
+
+def _keep(table: dict[str, Any], names: frozenset[str]) -> None:
+    """Remove all other fields."""
+    for name in table.keys() - names:
+        del table[name]
