@@ -24,6 +24,10 @@ class CommandError(SystemExit):
         self.retry_after = retry_after
 
 
+class ConnectionLost(CommandError):
+    """The service was not reached, or did not answer: it may have done what was asked."""
+
+
 def save_api_key(settings: Settings, key: str) -> None:
     """Save the key beside the embedded database, readable by its owner alone."""
     path = settings.credentials_file
@@ -113,9 +117,9 @@ class Api:
                     f"the certificate of {self._http.base_url} is not trusted ({error}); ATTUNE_CA_FILE names the file "
                     "of its authority"
                 ) from error
-            raise CommandError(f"no connection to {self._http.base_url}; is `attune up` running?") from error
+            raise ConnectionLost(f"no connection to {self._http.base_url}; is `attune up` running?") from error
         except httpx2.TransportError as error:
-            raise CommandError(f"the connection failed: {error}") from error
+            raise ConnectionLost(f"the connection failed: {error}") from error
 
     def _request(self, method: str, path: str, **options: Any) -> Any:
         with self.stream(method, path, **options) as response:

@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.progress import track
 
 from app.cli.annotation_exports import read_argilla, read_labelstudio
-from app.cli.client import Api, CommandError
+from app.cli.client import Api, CommandError, ConnectionLost
 from app.cli.options import Json
 from app.cli.output import Row, print_object
 from app.cli.vote_files import KINDS, FileVote, Questions, VoteFile, read_csv
 
 BATCH_SIZE = 500
 MAX_ATTEMPTS = 20  # of a batch, and of an item, while the service is busy or away
+MAX_WAIT_SECONDS = 30.0  # between two attempts while it is away: with the first, shorter ones, seven minutes in all
 SHOWN_PROBLEMS = 20
 RESULTS = {200: "unchanged", 201: "new", 404: "unmatched"}  # by the status of an item; all others: refused
 
@@ -55,8 +56,8 @@ def import_votes(
     counts, problems = Counter(drafts=votes.num_drafts), [vote for vote in votes.votes if vote.problem]
     counts["refused"] = len(problems)
     api = Api()
-    for batch in _iterate_batches(votes.votes, json):
-        for vote, result in _send(api, batch):
+    for number, batch in enumerate(_iterate_batches(votes.votes, json)):
+        for vote, result in _send(api, batch, has_answered=number > 0):
             name = "superseded" if _code(result) == "superseded" else RESULTS.get(result["status"], "refused")
             counts[name] += 1
             if name in ("unmatched", "refused"):
@@ -83,16 +84,23 @@ def _iterate_batches(votes: list[FileVote], is_quiet: bool) -> Iterator[list[Fil
     yield from track(batches, "votes", console=console, transient=True, disable=is_quiet or not console.is_terminal)
 
 
-def _send(api: Api, votes: list[FileVote]) -> Iterator[tuple[FileVote, Row]]:
-    """Yield each vote with its result. Votes that the service cannot take just now are sent again."""
+def _send(api: Api, votes: list[FileVote], *, has_answered: bool) -> Iterator[tuple[FileVote, Row]]:
+    """Yield each vote with its result. Votes that the service cannot take just now are sent again.
+
+    A service that is away is waited for if it has answered before; else its address may be wrong.
+    """
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             results = api.post("/v1/feedback/batch", {"items": [vote.item for vote in votes]})["data"]
         except CommandError as error:
-            if error.retry_after is None or attempt == MAX_ATTEMPTS:
+            seconds = error.retry_after
+            if isinstance(error, ConnectionLost) and has_answered:
+                seconds = min(2.0 ** (attempt - 1), MAX_WAIT_SECONDS)
+            if seconds is None or attempt == MAX_ATTEMPTS:
                 raise
-            sleep(error.retry_after)
+            sleep(seconds)
             continue
+        has_answered = True
         waiting = []
         for vote, result in zip(votes, results, strict=True):
             if result["status"] == 503 and attempt < MAX_ATTEMPTS:

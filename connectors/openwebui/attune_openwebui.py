@@ -11,11 +11,12 @@ description: Sends thumbs, ratings and comments to an Attune server, which train
 # docs/connect/openwebui.md, by which Attune finds the reply of a message.
 #
 # Open WebUI publishes an event once, to the replica that handled the request. So an event only says where to look: what
-# is sent is the row as it is now, under a key, so that repeating it changes nothing. What was sent is remembered in a
-# small SQLite file, and every few minutes all rows are compared with it: votes and deletions that the server missed
-# while it was down are sent then.
+# is sent is the row as it is now, under a key, so that repeating it changes nothing. What is sent is noted before and
+# remembered in a small SQLite file, and every few minutes all rows are compared with it: votes and deletions that the
+# server missed while it was down are sent then.
 
 import asyncio
+import json
 import logging
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,11 @@ CREATE TABLE IF NOT EXISTS sent (
     feedback_id TEXT PRIMARY KEY, updated_at INTEGER, user_id TEXT, message_id TEXT, completion_id TEXT, thumb REAL
 );
 CREATE TABLE IF NOT EXISTS compared (one TEXT, other TEXT, PRIMARY KEY (one, other));
+"""
+# Rows that are being sent, with no time: whatever becomes of the request, they are sent again or withdrawn later.
+NOTE = """
+INSERT INTO sent (feedback_id) SELECT value FROM json_each(?) WHERE true
+ON CONFLICT (feedback_id) DO UPDATE SET updated_at = NULL
 """
 CHUNK = 50  # votes in one request
 LATER = (401, 403, 408, 425, 429)  # and 5xx: the vote is sent again at the next comparison
@@ -111,12 +117,12 @@ class Event:
         """Send the rows with these ids. Return how many the server could not take now."""
         rows = [row for id in ids if (row := await Feedbacks.get_feedback_by_id(id)) is not None]
         items = {row.id: body for row in rows if (body := self._vote(row)) is not None}
+        store.execute(NOTE, (json.dumps(list(items)),))
         results = await self._post(client, list(items.values()))
         remaining = 0
         for row in rows:
             result = results.pop(0) if row.id in items else {"status": 200}
             if _is_for_later(result["status"]):
-                store.execute("DELETE FROM sent WHERE feedback_id = ?", (row.id,))
                 remaining += 1
                 continue
             completion_id = (result.get("feedback") or {}).get("completion_id")

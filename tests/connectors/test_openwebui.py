@@ -4,75 +4,23 @@ Open WebUI's two modules are replaced by a table of rows; `make test-openwebui` 
 """
 
 import asyncio
-import importlib.util
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
 
-from app.core.settings import REPOSITORY
 from app.main import create_app
 from app.models import Feedback, Turn
 from tests.support.deployment import Harness
 from tests.support.faulty_api import FaultyApi, error_response
 from tests.support.feedback_users import add_metadata
+from tests.support.open_webui import PLUGIN, USER, OpenWebUI, load_plugin
 from tests.support.scripted_engine import ScriptedEngine, serve
-
-PLUGIN = REPOSITORY / "connectors" / "openwebui" / "attune_openwebui.py"
-USER = "67a9"
-
-
-@dataclass
-class OpenWebUI:
-    """The rows of Open WebUI's feedback, and the plug-in's view of them."""
-
-    rows: dict[str, SimpleNamespace] = field(default_factory=dict)
-    clock: int = 1_700_000_000
-    is_active: bool = True
-    valves: dict[str, Any] = field(default_factory=dict)
-
-    async def get_all_feedback_ids(self) -> list[SimpleNamespace]:
-        return list(self.rows.values())
-
-    async def get_feedback_by_id(self, id: str) -> SimpleNamespace | None:
-        return self.rows.get(id)
-
-    async def get_function_by_id(self, id: str) -> SimpleNamespace:
-        return SimpleNamespace(is_active=self.is_active)
-
-    async def get_function_valves_by_id(self, id: str) -> dict[str, Any]:
-        return self.valves
-
-    def vote(self, id: str, message_id: str, rating: int | None, *others: str, **data: Any) -> dict[str, Any]:
-        """Create or change a row as the page does, and return the event."""
-        self.clock += 1
-        kind = "updated" if id in self.rows else "created"
-        replies = sorted((message_id, *others))
-        prompt = f"prompt-{replies[0]}"
-        messages: dict[str, Any] = {name: {"id": name, "parentId": prompt, "childrenIds": []} for name in replies}
-        messages[prompt] = {"id": prompt, "parentId": None, "childrenIds": replies}
-        self.rows[id] = SimpleNamespace(
-            id=id,
-            user_id=USER,
-            updated_at=self.clock,
-            data={"rating": rating, "model_id": "shop", **data},
-            meta={"message_id": message_id, "chat_id": "chat-1"},
-            snapshot={"chat": {"id": "chat-1", "chat": {"history": {"messages": messages}}}},
-        )
-        return event(kind, id)
-
-    def delete(self, id: str) -> dict[str, Any]:
-        del self.rows[id]
-        return event("deleted", id)
-
-
-def event(kind: str, id: str) -> dict[str, Any]:
-    return {"event": f"feedback.{kind}", "subject": {"type": "feedback", "id": id}}
 
 
 @pytest.fixture
@@ -98,27 +46,13 @@ def open_webui() -> OpenWebUI:
 
 
 @pytest.fixture
-def plugin(open_webui: OpenWebUI, url: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the function as Open WebUI loads it, with its settings."""
-    modules: dict[str, dict[str, Any]] = {
-        "open_webui": {},
-        "open_webui.env": {"DATA_DIR": tmp_path},
-        "open_webui.models": {},
-        "open_webui.models.feedbacks": {"Feedbacks": open_webui},
-        "open_webui.models.functions": {"Functions": open_webui},
-    }
-    for name, values in modules.items():
-        module = ModuleType(name)
-        vars(module).update(values)
-        monkeypatch.setitem(sys.modules, name, module)
-    spec = importlib.util.spec_from_file_location("attune_openwebui", PLUGIN)
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+def plugin(open_webui: OpenWebUI, url: str, harness: Harness, tmp_path: Path) -> Iterator[Any]:
+    """Yield the function as Open WebUI loads it, with its settings."""
     open_webui.valves = {"url": f"{url}/v1", "api_key": harness.key, "seconds": 10}
-    function = loaded.Event()
-    function.valves = function.Valves(**open_webui.valves)
-    return function
+    with load_plugin(open_webui, tmp_path) as loaded:
+        function = loaded.Event()
+        function.valves = function.Valves(**open_webui.valves)
+        yield function
 
 
 async def reply(harness: Harness, message_id: str) -> Turn:
@@ -179,6 +113,46 @@ async def test_what_the_server_missed_is_sent_later(
     assert not api.faults
     assert await plugin.synchronize() == 0
     assert await effective(harness) == [("binary", -1.0, SOURCE), ("binary", 1.0, SOURCE)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_vote_is_withdrawn_even_if_the_answer_to_it_was_lost(
+    plugin: Any, open_webui: OpenWebUI, harness: Harness, api: FaultyApi, known: bool
+) -> None:
+    await reply(harness, "m-1")
+    if known:
+        await plugin.event(open_webui.vote("f-1", "m-1", -1))
+    api.faults = ["lose_response"]
+    await plugin.event(open_webui.vote("f-1", "m-1", 1))
+    assert await effective(harness) == [("binary", 1.0, SOURCE)]
+    await plugin.event(open_webui.delete("f-1"))
+    assert await plugin.synchronize() == 0
+    assert await effective(harness) == []
+
+
+async def test_vote_that_is_changed_in_the_same_second_is_sent_later(
+    plugin: Any, open_webui: OpenWebUI, harness: Harness, api: FaultyApi
+) -> None:
+    await reply(harness, "m-1")
+    await plugin.event(open_webui.vote("f-1", "m-1", 1))
+    open_webui.seconds_per_change = 0
+    api.faults = [error_response(503)]
+    await plugin.event(open_webui.vote("f-1", "m-1", -1))
+    assert await plugin.synchronize() == 0
+    assert await effective(harness) == [("binary", -1.0, SOURCE)]
+
+
+async def test_vote_that_the_server_could_not_take_in_time_is_withdrawn_when_it_is_deleted(
+    plugin: Any, open_webui: OpenWebUI, harness: Harness, api: FaultyApi
+) -> None:
+    await reply(harness, "m-1")
+    await plugin.event(open_webui.vote("f-1", "m-1", 1))
+    busy = {"data": [{"index": 0, "status": 503, "error": {"message": "The row is locked."}}]}
+    api.faults = [JSONResponse(busy)]
+    await plugin.event(open_webui.vote("f-1", "m-1", -1))
+    await plugin.event(open_webui.delete("f-1"))
+    assert await plugin.synchronize() == 0
+    assert await effective(harness) == []
 
 
 async def test_everything_is_sent_again_without_the_file(plugin: Any, open_webui: OpenWebUI, harness: Harness) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from sqlalchemy import select
 
@@ -248,3 +249,38 @@ async def test_busy_service_is_waited_for(
     monkeypatch.setattr(vote_import, "sleep", waits.append)
     assert import_votes(file)["new"] == 3
     assert waits == [60.0]
+
+
+async def test_service_that_goes_away_is_waited_for(
+    cli_harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [await cli_harness.turn() for _ in range(4)]
+    file = write(tmp_path / "votes.csv", "\n".join(["completion_id,value", *(f"{t.completion_id},up" for t in turns)]))
+    waits: list[float] = []
+    outage: list[httpx2.TransportError | None] = [None, httpx2.ReadError("reset"), httpx2.ConnectError("refused")]
+    send = httpx2.Client.send
+
+    def send_with_an_outage(client: httpx2.Client, *args: Any, **options: Any) -> Any:
+        if outage and (error := outage.pop(0)) is not None:
+            raise error
+        return send(client, *args, **options)
+
+    monkeypatch.setattr(httpx2.Client, "send", send_with_an_outage)
+    monkeypatch.setattr(vote_import, "BATCH_SIZE", 2)
+    monkeypatch.setattr(vote_import, "sleep", waits.append)
+    assert import_votes(file)["new"] == 4
+    assert waits == [1.0, 2.0]
+
+
+async def test_service_that_is_not_there_is_not_waited_for(
+    cli_harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = await cli_harness.turn()
+    file = write(tmp_path / "votes.csv", f"completion_id,value\n{turn.completion_id},up\n")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise httpx2.ConnectError("refused")
+
+    monkeypatch.setattr(httpx2.Client, "send", refuse)
+    result = run(imports, ["votes", file])
+    assert result.exit_code == 1 and "is `attune up` running?" in result.output

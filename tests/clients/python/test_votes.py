@@ -7,7 +7,7 @@ import pytest
 from attune_client import AsyncAttune, Attune, FeedbackQueue
 from attune_client.votes import MAX_LENGTH, Receiver, receiver_of, send_vote, source_id
 
-from app.models import Feedback
+from app.models import Feedback, new_id
 from tests.support.deployment import Harness
 
 
@@ -83,3 +83,8 @@ def test_asynchronous_client_is_refused() -> None:
     for wrong in (other, other.feedback, None):
         with pytest.raises(TypeError, match="pass Attune"):
             receiver_of(wrong)  # type: ignore[arg-type]
+
+
+def test_vote_fits_into_the_button_of_a_messenger() -> None:
+    """Telegram's `callback_data` holds 64 bytes, Discord's `custom_id` 100 characters, Slack's `value` 2,000."""
+    assert len(f"attune:down:{new_id('chatcmpl')}".encode()) <= 64
