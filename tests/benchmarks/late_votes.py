@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--delays", nargs="+", choices=("prompt", "late"), default=["prompt", "late"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--minutes", type=int, default=80)
+    parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--replies", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("docs/measurements/late_votes.jsonl"))
     args = parser.parse_args()
