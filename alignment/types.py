@@ -40,10 +40,12 @@ class Sample:
     conversation: str | None = None
     turn_index: int = 0  # position in the conversation
     episode: str | None = None  # the turns of an agent's attempt at a task have the same episode
+    agent: str | None = None  # the agent's name in the episode, such as planner or worker
     depth: int | None = None  # of a turn whose reward is a return: how many turns of its episode it goes on from
     parent: str | None = None  # of such a turn: the turn that it goes on from, which need not be in the batch
-    step_reward: float | None = None  # of such a turn: what it adds to its return
-    step_return: float | None = None  # of a turn of a compared episode, whose reward is that of the whole episode
+    num_next: int = 0  # of such a turn: how many turns of its episode go on from it, in the batch or not
+    turn_reward: float | None = None  # of such a turn: what it adds to its return
+    turn_return: float | None = None  # of a turn of a compared episode, whose reward is that of the whole episode
     weight: float = 1.0  # confidence in the reward, relative to other samples; multiplies the loss, not the reward
 
     def __post_init__(self) -> None:

@@ -2,9 +2,10 @@
 
 import logging
 import time
+from functools import partial
 
-from sqlalchemy import exists, select, update
-from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
+from sqlalchemy import exists, or_, select, update
+from sqlalchemy.exc import IntegrityError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -72,11 +73,10 @@ async def _process_page(db: Database, settings: Settings, size: PageSize) -> tup
     seqs: list[int] = []
     try:
         async with db.read_snapshot() as session:
-            has_discount = settings.rewards.reaches_other_turns or await session.scalar(
-                select(exists().where(Policy.rewards.is_not(None)))
-            )
-            if has_discount:
-                size = size._replace(events=min(size.events, DISCOUNTED_EVENTS))
+            has_own = or_(Policy.rewards.is_not(None), Policy.settings.is_not(None))
+            reaches_others = settings.rewards.reaches_other_turns or settings.algorithm.compares_episodes
+            if reaches_others or await session.scalar(select(exists().where(has_own))):
+                size = size._replace(events=min(size.events, DISCOUNTED_EVENTS), with_groups=True)
             page = await read_page(session, size)
         seqs = page.seqs
 
@@ -114,23 +114,31 @@ async def _process_one_by_one(db: Database, settings: Settings) -> int:
 
 
 async def _process_ended_episodes(db: Database, settings: Settings) -> int:
-    """Process the ends of episodes, each in a transaction of its own. Returns their number.
+    """Process the ends of episodes, those of a group in one transaction. Returns their number.
 
-    Where one fails, the samples of its turns become ready when its last limit would have ended it.
+    Where one fails, the samples of its turns become ready when its last limit would have ended it. One whose rows
+    another transaction has written meanwhile is processed when the reconciler finds it again.
     """
     async with db.read() as session:
-        ids = await ended_episodes.find_ended(session, MAX_EPISODES)
-    for id in ids:
+        ended = await ended_episodes.find_ended(session, settings, MAX_EPISODES)
+    if ended.unaffected:
+        async with db.write() as session:
+            await ended_episodes.mark_processed(session, ended.unaffected)
+    count = len(ended.unaffected)
+    for ids in ended.together:
         try:
-            async with db.write() as session:
-                await ended_episodes.process_end(session, id, settings)
+            await db.retry_on_deadlock(partial(ended_episodes.process_ends, ids=ids, settings=settings))
         except DATABASE_ERRORS:
             raise
+        except IntegrityError:
+            log.warning("the ends of the episodes %s are processed later", ", ".join(ids), exc_info=True)
+            continue
         except Exception:
-            log.exception("the end of episode %s could not be processed", id)
+            log.exception("the ends of the episodes %s could not be processed", ", ".join(ids))
             async with db.write() as session:
-                await ended_episodes.mark_processed(session, id)
-    return len(ids)
+                await ended_episodes.mark_processed(session, ids)
+        count += len(ids)
+    return count
 
 
 async def _process_turns(db: Database, settings: Settings) -> int:

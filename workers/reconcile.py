@@ -27,6 +27,7 @@ from app.models import (
     BatchState,
     Engine,
     EngineState,
+    Episode,
     Feedback,
     Judgement,
     LineMove,
@@ -46,6 +47,7 @@ from app.ops import audit_chain, webhook_events, webhooks
 from app.policies import service
 from app.training import feedback_density, rollouts, sample_totals
 from workers import retention
+from workers.feedback.ended_episodes import is_unprocessed
 from workers.queue.leased_job import is_due
 from workers.release import adapter_sync, engine_inventory, publish, weight_swap
 from workers.training import batches, reward_model_fits
@@ -108,7 +110,9 @@ async def _tasks_with_work(session: AsyncSession, settings: Settings) -> list[Ta
     due_judgement = exists().where(is_due(Judgement))
     work: dict[TaskName, ColumnElement[bool]] = {
         "curate": or_(
-            exists().where(~Feedback.processed), exists().where(~Turn.processed, Turn.state != TurnState.OPEN)
+            exists().where(~Feedback.processed),
+            exists().where(~Turn.processed, Turn.state != TurnState.OPEN),
+            exists(select(Episode.id).where(is_unprocessed())),
         ),
         "judge": due_judgement.where(Judgement.source != LEARNED),
         "rollout": or_(exists().where(is_due(Rollout)), exists().where(RolloutPlan.state == PlanState.RUNNING)),

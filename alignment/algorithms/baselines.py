@@ -8,7 +8,8 @@ version therefore has a baseline of its own (`VersionBaseline`). It is a weighte
 within their range however late they come. A single running mean (`RunningBaseline`) is that of Liu et al., 2025.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from alignment.functional import running_baseline
 from alignment.types import Sample
 
+MAX_AGENTS = 64  # whose baselines are remembered
 MAX_VERSIONS = 256  # whose rewards are remembered; older replies are compared with the oldest of them
 
 
@@ -113,6 +115,40 @@ class RunningBaseline:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value = float(state.get("baseline", 0.0))
         self.weight = float(state.get("baseline_weight", "baseline" in state))
+
+
+class AgentBaselines:
+    """A baseline for each agent of episodes, by its name, and one for the replies without (Liu et al., 2025)."""
+
+    def __init__(self, make: Callable[[], Baseline]) -> None:
+        self.make = make
+        self.by_agent: dict[str, Baseline] = {}  # the one that was used last is the last one
+
+    @property
+    def value(self) -> float:
+        """Return the mean of the agents' baselines."""
+        return fmean(baseline.value for baseline in self.by_agent.values()) if self.by_agent else 0.0
+
+    def compare(self, rewards_B: Tensor, samples: Sequence[Sample]) -> Tensor:
+        rows: dict[str, list[int]] = {}
+        for row, sample in enumerate(samples):
+            rows.setdefault(sample.agent or "", []).append(row)
+        advantages_B = torch.zeros_like(rewards_B)
+        for agent, indices in sorted(rows.items()):
+            baseline = self.by_agent.pop(agent, None) or self.make()
+            advantages_B[indices] = baseline.compare(rewards_B[indices], [samples[index] for index in indices])
+            self.by_agent[agent] = baseline
+        self.by_agent = dict(list(self.by_agent.items())[-MAX_AGENTS:])
+        return advantages_B
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"agents": [[agent, baseline.state_dict()] for agent, baseline in self.by_agent.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.by_agent = {}
+        for agent, own in state.get("agents", ()):
+            self.by_agent[agent] = self.make()
+            self.by_agent[agent].load_state_dict(own)
 
 
 def compare_with_others(rewards_B: Tensor, samples: Sequence[Sample]) -> Tensor:

@@ -1,8 +1,9 @@
 """Preference learning: DPO and online DPO on pairs of replies to one prompt, KTO on single replies.
 
 DPO (Rafailov et al., 2023) takes every pair of a group whose rewards differ by more than a margin: a comparison is a
-group of two, a ranking a larger group. Online DPO (Guo et al., 2024) takes one pair of each group that the policy
-itself sampled: its best and its worst reply.
+group of two, a ranking a larger group. Replies to different prompts, as most turns of a group of episodes, are no
+pairs. Online DPO (Guo et al., 2024) takes one pair of each prompt that the policy itself sampled for: its best and its
+worst reply.
 
 KTO (Ethayarajh et al., 2024) learns from binary feedback. It compares the log-ratio of each reply to the base model
 with the mean log-ratio of the policy. This reference point z₀ is the batch mean of log π(reply) − log base(reply)
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import RLAlgorithm
-from alignment.algorithms.group_relative import group_indices
 from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare
 from alignment.functional import dpo_loss, kl_estimate, kto_loss
@@ -27,6 +27,7 @@ from alignment.tolerance import TOLERANCE, exceeds, sign
 from alignment.types import LossOutput, MicroBatch, Sample, TrainData, check_variance
 
 Pair = tuple[int, int]  # sample indices: (preferred, other)
+Prompt = tuple[str | None, tuple[int, ...]]  # the group, and the tokens
 
 
 class DPO(RLAlgorithm):
@@ -47,7 +48,11 @@ class DPO(RLAlgorithm):
 
     def pairs(self, samples: Sequence[Sample]) -> list[Pair]:
         """Return the pairs to learn from."""
-        candidates = [pair for group in group_indices(samples) for pair in combinations(group, 2)]
+        groups: dict[Prompt, list[int]] = defaultdict(list)
+        for index, sample in enumerate(samples):
+            if sample.group is not None:
+                groups[_prompt_of(sample)].append(index)
+        candidates = [pair for group in groups.values() for pair in combinations(group, 2)]
         ordered = [(a, b) if samples[a].reward > samples[b].reward else (b, a) for a, b in candidates]
         margin = self.config.min_margin
         return [(a, b) for a, b in ordered if exceeds(samples[a].reward, samples[b].reward, margin)]
@@ -82,13 +87,13 @@ class OnlineDPO(DPO):
     Config = OnlineDPOConfig
 
     def pairs(self, samples: Sequence[Sample]) -> list[Pair]:
-        """Return one pair per group: its best and its worst reply, the first ones in case of ties."""
-        pairs_by_group: dict[str | None, list[Pair]] = defaultdict(list)
+        """Return one pair per prompt: its best and its worst reply, the first ones in case of ties."""
+        pairs_by_prompt: dict[Prompt, list[Pair]] = defaultdict(list)
         for pair in super().pairs(samples):
-            pairs_by_group[samples[pair[0]].group].append(pair)
+            pairs_by_prompt[_prompt_of(samples[pair[0]])].append(pair)
         return [
             max(pairs, key=lambda pair: samples[pair[0]].reward - samples[pair[1]].reward)
-            for pairs in pairs_by_group.values()
+            for pairs in pairs_by_prompt.values()
         ]
 
 
@@ -135,6 +140,10 @@ class KTO(RLAlgorithm):
 
     def get_metrics(self) -> dict[str, float]:
         return {"kl": self._kl, "kto/desirable_weight": self._weights[0], "kto/undesirable_weight": self._weights[1]}
+
+
+def _prompt_of(sample: Sample) -> Prompt:
+    return sample.group, sample.prompt_ids
 
 
 def reference_metrics(inputs: MicroBatch) -> dict[str, Tensor]:

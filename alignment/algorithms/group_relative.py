@@ -19,7 +19,7 @@ REINFORCE++ (Hu et al., 2025) whitens the rewards over all tokens of the batch. 
 With `baseline="group"` the group's mean is subtracted from each reward before the whitening.
 
 GiGPO (Feng et al., 2025) compares episodes as GRPO does, and adds the return of a turn relative to those of other turns
-of the group with the same prompt.
+of the group in the same state (`anchor_states`).
 
 A group is of replies to one prompt, or of episodes: several attempts of an agent at one task, each of several turns.
 """
@@ -30,6 +30,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
+from alignment.algorithms.anchor_states import find_anchor_states
 from alignment.algorithms.base import PolicyGradient, RLAlgorithm
 from alignment.config.algorithm import (
     DAPOConfig,
@@ -41,7 +42,7 @@ from alignment.config.algorithm import (
 )
 from alignment.errors import NothingToCompare
 from alignment.functional import (
-    gigpo_advantage,
+    anchor_state_advantage,
     group_advantage,
     leave_one_out_advantage,
     reinforce_plus_plus_advantage,
@@ -49,35 +50,39 @@ from alignment.functional import (
 from alignment.tolerance import is_tie
 from alignment.types import Sample, TrainData
 
-Cell = Callable[[Sample], Hashable | None]  # samples with the same value are compared; those with None with nobody
+ComparisonKey = Callable[[Sample], Hashable | None]  # samples with the same key are compared; None: with nobody
 
 
-def group_indices(samples: Sequence[Sample]) -> list[list[int]]:
-    """Return the sample indices of each group of two or more. Samples without a partner are in no group."""
-    return [indices for indices in _indices_by(samples, group_of) if len(indices) > 1]
-
-
-def compared_indices(samples: Sequence[Sample], cell: Cell) -> list[list[int]]:
-    """Return the sample indices of each cell with two or more attempts: replies without an episode, or episodes."""
-    cells = _indices_by(samples, cell)
-    return [indices for indices in cells if len({samples[index].episode or index for index in indices}) > 1]
+def indices_with_rivals(samples: Sequence[Sample], key: ComparisonKey) -> list[list[int]]:
+    """Return the sample indices of each key with two or more attempts: replies without an episode, or episodes."""
+    indices: dict[Hashable, list[int]] = defaultdict(list)
+    for index, sample in enumerate(samples):
+        if (value := key(sample)) is not None:
+            indices[value].append(index)
+    return [found for found in indices.values() if len({samples[index].episode or index for index in found}) > 1]
 
 
 def group_of(sample: Sample) -> str | None:
     return sample.group
 
 
-def depth_of(sample: Sample) -> tuple[str, int] | None:
-    """Return the group with the depth in the episode, of turns that are rewarded by their returns."""
-    return None if sample.group is None or sample.depth is None else (sample.group, sample.depth)
+def agent_of(sample: Sample) -> tuple[str, str] | None:
+    """Return the group with the agent, of turns that name one and are not rewarded by their returns."""
+    if sample.group is None or sample.agent is None or sample.depth is not None:
+        return None
+    return sample.group, sample.agent
 
 
-def _indices_by(samples: Sequence[Sample], cell: Cell) -> list[list[int]]:
-    indices: dict[Hashable, list[int]] = defaultdict(list)
-    for index, sample in enumerate(samples):
-        if (key := cell(sample)) is not None:
-            indices[key].append(index)
-    return list(indices.values())
+def depth_of(sample: Sample) -> tuple[str, str | None, int] | None:
+    """Return the group with the agent and the depth in its line, of turns that are rewarded by their returns."""
+    if sample.group is None or sample.depth is None:
+        return None
+    return sample.group, sample.agent, sample.depth
+
+
+def comparison_key(sample: Sample) -> Hashable | None:
+    """Return what the samples have in common that this one is compared with: the group, of returns also the depth."""
+    return depth_of(sample) or group_of(sample)
 
 
 def overlong_penalty(length: int, longest: int, buffer: int) -> float:
@@ -92,30 +97,36 @@ class GroupRelative(PolicyGradient):
     """Policy gradient on groups only: a sample without a group of at least two is skipped and reported as unused.
 
     The statistics of a group of episodes are those of the episodes, however many turns they have. A turn that is
-    rewarded by its return is compared with the turns of the others at the same depth, or with the whole group where
-    there are none: the earlier a turn, the more often its return is discounted.
+    rewarded by its return is compared with the turns of the same agent at the same depth: the earlier a turn, the more
+    often its return is discounted. It has the advantage 0 where no other attempt has such turns. With
+    `baseline_per_agent` other turns are compared with those of the same agent, where other attempts have some.
     """
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        selected = sorted(index for group in compared_indices(samples, group_of) for index in group)
+        selected = sorted(index for group in indices_with_rivals(samples, group_of) for index in group)
         if not selected:
-            raise NothingToCompare(f"No prompt of this batch of {len(samples)} samples has two replies.")
+            raise NothingToCompare(
+                f"No prompt of this batch of {len(samples)} samples has two replies, and no group two attempts."
+            )
         return selected
 
     def compute_advantages(self, batch: TrainData) -> Tensor:
         return self.compare(batch, batch.rewards_B)[:, None]
 
     def compare(self, batch: TrainData, rewards_B: Tensor) -> Tensor:
-        """Return the advantage of each reward in its group or, where it has one with other attempts, its cell, [B].
+        """Return the advantage of each reward among those it is compared with, [B]; 0 where there is no other attempt.
 
         Raises SingletonGroup for a sample that `select` leaves out.
         """
         advantages_B = self.advantage(rewards_B, batch.group_B, batch.attempt_B)
-        if cells := compared_indices(batch.samples, depth_of):
-            rows = [index for indices in cells for index in indices]
-            labels = [label for label, indices in enumerate(cells) for _ in indices]
-            labels_C = torch.tensor(labels, device=rewards_B.device)
-            advantages_B[rows] = self.advantage(rewards_B[rows], labels_C, batch.attempt_B[rows])
+        is_return_B = torch.tensor([sample.depth is not None for sample in batch.samples], device=rewards_B.device)
+        advantages_B = advantages_B.masked_fill(is_return_B, 0.0)
+        for key in (agent_of, depth_of) if self.config.baseline_per_agent else (depth_of,):
+            if sets := indices_with_rivals(batch.samples, key):
+                rows = [index for indices in sets for index in indices]
+                labels = [label for label, indices in enumerate(sets) for _ in indices]
+                labels_C = torch.tensor(labels, device=rewards_B.device)
+                advantages_B[rows] = self.advantage(rewards_B[rows], labels_C, batch.attempt_B[rows])
         return advantages_B
 
     def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
@@ -149,28 +160,22 @@ class GiGPO(GroupRelative):
 
     def __init__(self, config: GiGPOConfig) -> None:
         super().__init__(config)
-        self._shared_states = 0.0  # the share of turns whose prompt another turn of the group has
+        self._shared_states = 0.0  # the share of turns whose state another turn of the group has
 
     def compute_advantages(self, batch: TrainData) -> Tensor:
-        config, states = self.config, dict[Hashable, int]()
-        anchors = [
-            (sample.group, sample.prompt_ids) if sample.step_return is not None else index
-            for index, sample in enumerate(batch.samples)
-        ]
-        state_B = batch.group_B.new_tensor([states.setdefault(anchor, len(states)) for anchor in anchors])
-        returns_B = batch.rewards_B.new_tensor([sample.step_return or 0.0 for sample in batch.samples])
+        config = self.config
+        state_B = batch.group_B.new_tensor(find_anchor_states(batch.samples))
+        returns_B = batch.rewards_B.new_tensor([sample.turn_return or 0.0 for sample in batch.samples])
         num_shared = int((torch.bincount(state_B) > 1)[state_B].sum())
         self._shared_states = num_shared / len(batch.samples)
-        return gigpo_advantage(
-            batch.rewards_B,
-            returns_B,
-            batch.group_B,
-            state_B,
-            step_weight=config.step_weight,
-            scale_by_std=config.scale_by_std,
-            eps=config.eps,
-            attempt_B=batch.attempt_B,
-        )[:, None]
+        step_B = anchor_state_advantage(returns_B, state_B, scale_by_std=config.scale_by_std, eps=config.eps)
+        return (self.compare(batch, batch.rewards_B) + config.step_weight * step_B)[:, None]
+
+    def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
+        config = self.config
+        return group_advantage(
+            rewards_B, group_B, scale_by_std=config.scale_by_std, eps=config.eps, attempt_B=attempt_B
+        )
 
     def get_metrics(self) -> dict[str, float]:
         return super().get_metrics() | {"critic/shared_states": self._shared_states}
@@ -180,9 +185,8 @@ class DAPO(GroupRelative):
     Config = DAPOConfig
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
-        varied = [
-            g for g in compared_indices(samples, group_of) if not is_tie([self._reward(samples[index]) for index in g])
-        ]
+        compared = indices_with_rivals(samples, comparison_key)
+        varied = [group for group in compared if not is_tie([self._reward(samples[index]) for index in group])]
         if not varied:
             raise NothingToCompare(f"No group of this batch of {len(samples)} samples has two different rewards.")
         return sorted(index for group in varied for index in group)

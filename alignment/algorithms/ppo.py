@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import PolicyGradient
-from alignment.algorithms.baselines import Baseline, RunningBaseline, VersionBaseline
+from alignment.algorithms.baselines import AgentBaselines, Baseline, RunningBaseline, VersionBaseline
 from alignment.config.algorithm import LengthAwarePPOConfig, PPOConfig
 from alignment.functional import (
     Gae,
@@ -47,11 +47,15 @@ class PPO(PolicyGradient):
 
     def __init__(self, config: PPOConfig) -> None:
         super().__init__(config)
-        decay = config.baseline_decay
-        self.baseline: Baseline = VersionBaseline(decay) if config.baseline_per_version else RunningBaseline(decay)
+        baseline = AgentBaselines(self._make_baseline) if config.baseline_per_agent else self._make_baseline()
+        self.baseline: Baseline = baseline
         self._metrics: dict[str, float] = {}
         self.needs_critic = config.has_critic
         self.needs_old_logprobs = self.needs_old_logprobs or (config.kl_in == "reward" and self.needs_reference)
+
+    def _make_baseline(self) -> Baseline:
+        decay = self.config.baseline_decay
+        return VersionBaseline(decay) if self.config.baseline_per_version else RunningBaseline(decay)
 
     def compute_advantages(self, batch: TrainData) -> Tensor:
         mask_BT, rewards_B = batch.response_mask_BT, self.shape_rewards(batch)
@@ -88,9 +92,8 @@ class PPO(PolicyGradient):
         """Give each token the advantage of its turn, and the critic the return of the turn as the target at each."""
         mask_BT, samples = batch.response_mask_BT, batch.samples
         shaping_B = rewards_B - batch.rewards_B + (penalty_BT * mask_BT).sum(-1)
-        own_B = rewards_B.new_tensor([s.reward if s.step_reward is None else s.step_reward for s in samples])
-        rows = {sample.turn_id: row for row, sample in enumerate(samples)}
-        parent_B = torch.tensor([rows.get(sample.parent or "", -1) for sample in samples], device=rewards_B.device)
+        own_B = rewards_B.new_tensor([s.reward if s.turn_reward is None else s.turn_reward for s in samples])
+        parent_B = torch.tensor(_parents_of_whole_branches(samples), device=rewards_B.device)
         gamma, lam = self.config.gamma, self.config.lam
         turns = turn_gae_advantage(
             own_B + shaping_B, batch.rewards_B + shaping_B, values_BT[:, 0], parent_B, gamma, lam
@@ -195,6 +198,22 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
     total = variance(returns_BT)
     return float(1 - variance(returns_BT - values_BT) / total) if total > 0 else 0.0
+
+
+def _parents_of_whole_branches(samples: Sequence[Sample]) -> list[int]:
+    """Return the row of the turn that each turn continues; −1 if it or another turn that continues it is missing.
+
+    The mean over some of the turns that continue one is not the value of what follows.
+    """
+    rows = {sample.turn_id: row for row, sample in enumerate(samples)}
+    present = Counter(sample.parent for sample in samples if sample.turn_reward is not None)
+    is_whole = {id: samples[row].num_next == present[id] for id, row in rows.items()}
+    return [
+        rows[sample.parent]
+        if sample.turn_reward is not None and sample.parent is not None and is_whole.get(sample.parent)
+        else -1
+        for sample in samples
+    ]
 
 
 def _conversation_turns(samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:

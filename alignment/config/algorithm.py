@@ -163,6 +163,9 @@ class PPOConfig(PolicyGradientConfig):
         default=True,
         description="whether each version has a baseline of its own, as late votes need; false: one mean for all",
     )
+    baseline_per_agent: bool = Field(
+        default=False, description="whether the turns of each agent of an episode have a baseline of their own, by name"
+    )
     whiten: Literal["scale", "full", "off"] = Field(
         default="scale", description="advantages are divided by their root mean square (scale), or also centred (full)"
     )
@@ -210,6 +213,12 @@ class LengthAwarePPOConfig(PPOConfig):
 class GroupRelativeConfig(PolicyGradientConfig):
     """Settings of the policy gradients that compare a reply with the others of its group."""
 
+    baseline_per_agent: bool = Field(
+        default=False,
+        description="whether the turns of an agent are compared with those of the agent of the same name, in groups of "
+        "episodes",
+    )
+
     @property
     def needs_groups(self) -> bool:
         return True
@@ -249,11 +258,11 @@ class DAPOConfig(GroupRelativeConfig):
 
 
 class GiGPOConfig(GroupRelativeConfig):
-    """Feng et al., 2025: GRPO on episodes, plus the return of a turn relative to other turns with the same prompt."""
+    """Feng et al., 2025: GRPO on episodes, plus the return of a turn relative to other turns in the same state."""
 
     type: Literal["gigpo"] = "gigpo"
     aggregation: Aggregation = "seq-mean-token-mean"
-    step_weight: float = Field(default=1.0, ge=0, description="weight of the comparison of turns with the same prompt")
+    step_weight: float = Field(default=1.0, ge=0, description="weight of the comparison of turns in the same state")
     scale_by_std: bool = Field(
         default=True, description="whether both comparisons are divided by their standard deviation"
     )

@@ -12,9 +12,9 @@ and unknown names raise ValueError; data that cannot be learned from raises Alig
 
 from alignment.functional.advantages import (
     Gae,
+    anchor_state_advantage,
     discounted_turn_returns,
     gae_advantage,
-    gigpo_advantage,
     group_advantage,
     leave_one_out_advantage,
     reinforce_plus_plus_advantage,
@@ -46,6 +46,7 @@ __all__ = [
     "RolloutCorrection",
     "ValueLoss",
     "aggregate",
+    "anchor_state_advantage",
     "auc",
     "binary_feedback_loss",
     "bradley_terry_loss",
@@ -55,7 +56,6 @@ __all__ = [
     "dpo_loss",
     "fit_platt_scaling",
     "gae_advantage",
-    "gigpo_advantage",
     "group_advantage",
     "kl_estimate",
     "kto_loss",

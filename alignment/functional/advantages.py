@@ -27,10 +27,12 @@ class TurnGae(NamedTuple):
 class CentredRewards(NamedTuple):
     """Rewards minus their group's mean; the sum of squares and the size of the group, repeated for each member.
 
-    Mean, squares and size are those of the group's attempts.
+    Mean, squares and size are those of the group's attempts, of which each shares its weight among its turns.
+    `attempt_B` is the mean of each attempt, centred and repeated likewise.
     """
 
     centred_B: Tensor
+    attempt_B: Tensor
     squares_B: Tensor
     count_B: Tensor
 
@@ -63,8 +65,9 @@ def turn_gae_advantage(
 
     δ_t = r_t + γ · mean V_c − V_t;  A_t = δ_t + γλ · mean A_c, over the turns c that continue t;  returns = A + V.
     V_t is the value of the state in which turn t begins; tokens of a turn share its advantage. `parent_B` holds the row
-    that each turn continues, or −1. Where no row continues a turn, A_t = G_t − V_t with `returns_B`: G is the reward of
-    the last turn of a line, and includes what came after in turns that are not in the batch.
+    that each turn continues, or −1, also where others that continue it are missing. Where no row continues a turn,
+    A_t = G_t − V_t with `returns_B`: G is the reward of the last turn of a line, and includes what came after in turns
+    that are not in the batch.
     Schulman et al., 2016, with the turns of an episode instead of tokens.
     """
     check_same_shape(rewards_B=rewards_B, returns_B=returns_B, values_B=values_B, parent_B=parent_B)
@@ -94,8 +97,8 @@ def group_advantage(
 ) -> Tensor:
     """Return (R − group mean) / (group std + eps), std with Bessel's correction.  [B] → [B].
 
-    `group_B` holds integer labels. With `attempt_B`, labels of attempts of several turns, mean and std are those of the
-    attempts, each with the mean reward of its turns. `scale_by_std=False` gives R − mean, as in Dr.GRPO.
+    `group_B` holds integer labels. With `attempt_B`, labels of attempts of several turns, every attempt weighs the same
+    in mean and std, and shares its weight among its turns. `scale_by_std=False` gives R − mean, as in Dr.GRPO.
     Shao et al., 2024 (GRPO); Liu et al., 2025 (Dr.GRPO).
     Raises SingletonGroup, with the group's label, where a group has one reply, or one attempt, only.
     """
@@ -107,44 +110,34 @@ def group_advantage(
 
 @torch.no_grad()
 def leave_one_out_advantage(rewards_B: Tensor, group_B: Tensor, *, attempt_B: Tensor | None = None) -> Tensor:
-    """Return R_i − mean of the others' rewards = n/(n−1) · (R_i − group mean).  [B] → [B].
+    """Return R_i − mean of the others' rewards, which is n/(n−1) · (R_i − group mean).  [B] → [B].
 
-    With `attempt_B` the others are the other attempts, as in `group_advantage`.
+    With `attempt_B` the others are the other attempts, each with the mean reward of its turns.
     Ahmadian et al., 2024 (RLOO).  Raises SingletonGroup, as `group_advantage` does.
     """
     group = _centre_by_group(rewards_B, group_B, attempt_B)
-    return group.centred_B * group.count_B / (group.count_B - 1)
+    return group.centred_B + group.attempt_B / (group.count_B - 1)  # the others' deviations add up to −attempt_B
 
 
 @torch.no_grad()
-def gigpo_advantage(
-    rewards_B: Tensor,
-    returns_B: Tensor,
-    group_B: Tensor,
-    state_B: Tensor,
-    *,
-    step_weight: float = 1.0,
-    scale_by_std: bool = True,
-    eps: float = 1e-6,
-    attempt_B: Tensor | None = None,
+def anchor_state_advantage(
+    returns_B: Tensor, state_B: Tensor, *, scale_by_std: bool = True, eps: float = 1e-6
 ) -> Tensor:
-    """Return A_episode + step_weight · A_step for each turn.  [B] → [B].
+    """Return (G − mean) / (std + eps) over the returns G of the turns in the same state.  [B] → [B].
 
-    A_episode is `group_advantage` of the rewards, which all turns of an episode share. A_step is (G − mean) / (std +
-    eps) over the returns G of the turns with the same integer `state_B`, which have the same prompt (anchor state) in
-    the same group; it is 0 for a turn whose prompt no other turn has. A state that an episode has visited twice counts
-    twice, as in the paper.  Feng et al., 2025 (GiGPO).  Raises SingletonGroup as `group_advantage` does.
+    `state_B` holds integer labels of the (anchor) states, as `find_anchor_states` returns. It is 0 for a turn in a
+    state of its own. A state that an episode has visited twice counts twice, as in the paper.
+    Feng et al., 2025: the second part of GiGPO, of which `group_advantage` of the episodes is the first.
     """
-    check_same_shape(rewards_B=rewards_B, returns_B=returns_B, group_B=group_B, state_B=state_B)
-    advantages_B = group_advantage(rewards_B, group_B, scale_by_std=scale_by_std, eps=eps, attempt_B=attempt_B)
+    check_same_shape(returns_B=returns_B, state_B=state_B)
     _, slot_B, count_G = torch.unique(state_B, return_inverse=True, return_counts=True)
     is_shared_B = count_G[slot_B] > 1
-    step_B = torch.zeros_like(advantages_B)
+    advantages_B = torch.zeros_like(returns_B)
     if is_shared_B.any():
-        step_B[is_shared_B] = group_advantage(
+        advantages_B[is_shared_B] = group_advantage(
             returns_B[is_shared_B], state_B[is_shared_B], scale_by_std=scale_by_std, eps=eps
         )
-    return advantages_B + step_weight * step_B
+    return advantages_B
 
 
 @torch.no_grad()
@@ -246,5 +239,6 @@ def _centre_by_group(rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor | Non
     above_A = torch.zeros_like(turns_A).index_add(0, pair_B, above_B) / turns_A
     count_of_G = count_G.to(rewards_B.dtype)
     mean_G = group_sum(above_A) / count_of_G
-    squares_G = group_sum((above_A - mean_G[slot_A]).square())
-    return CentredRewards(above_B - mean_G[slot_B], squares_G[slot_B], count_of_G[slot_B])
+    centred_B, attempt_A = above_B - mean_G[slot_B], above_A - mean_G[slot_A]
+    squares_A = torch.zeros_like(turns_A).index_add(0, pair_B, centred_B.square()) / turns_A
+    return CentredRewards(centred_B, attempt_A[pair_B], group_sum(squares_A)[slot_B], count_of_G[slot_B])

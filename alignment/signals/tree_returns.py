@@ -39,7 +39,7 @@ def tree_returns(
     return returns
 
 
-def step_rewards(steps: Sequence[Step], outcome: CombinedReward | None) -> dict[str, float]:
+def turn_rewards(steps: Sequence[Step], outcome: CombinedReward | None) -> dict[str, float]:
     """Return what each turn adds to its return: r_t + [t ends a line] R."""
     continued = {step.parent for step in steps}
     end = 0.0 if outcome is None else outcome.value

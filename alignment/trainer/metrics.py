@@ -15,6 +15,8 @@ from alignment.models import parallel
 from alignment.trainer.loss_reduction import ReducedLoss
 from alignment.types import Sample, TrainData
 
+MAX_AGENTS = 16  # that a batch has metrics of
+
 
 class MetricAccumulator:
     """Adds up the metrics of one optimizer step over its micro-batches and ranks."""
@@ -97,6 +99,9 @@ def batch_metrics(samples: Sequence[Sample], data: TrainData) -> dict[str, float
         # An estimate: the policy drew the samples itself. The exact mean replaces it where the entropy is computed.
         "actor/entropy": -float(logprobs_BT[is_output].mean()),
     }
+    for agent in sorted({sample.agent for sample in samples if sample.agent is not None})[:MAX_AGENTS]:
+        rewards = [sample.reward for sample in samples if sample.agent == agent]
+        metrics |= {f"agents/{agent}/turns": float(len(rewards)), f"agents/{agent}/score": fmean(rewards)}
     if data.advantages_BT is not None:
         metrics |= _summarize("critic/advantages", data.advantages_BT[is_output])
     return metrics

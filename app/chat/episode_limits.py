@@ -15,7 +15,7 @@ from sqlalchemy.orm import aliased
 from app.core.database import Database, now
 from app.core.errors import AttuneError, Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
-from app.models import REPORTED_REASONS, EndReason, Episode, EpisodeSampling, EpisodeState, Turn, TurnState
+from app.models import REPORTED_REASONS, EndReason, Episode, EpisodeSampling, EpisodeState, Turn, TurnState, VersionRule
 
 LIMITS = {
     EndReason.IDLE_TIMEOUT: "no chat of it ran for 'idle_seconds'",
@@ -48,13 +48,17 @@ REACHED = case(*[(condition, reason.value) for condition, reason in (*IS_EXPIRED
 class OpenEpisode:
     """An episode that admits another chat, and how that chat is answered.
 
-    `group_version_id`: for its first chat the version that the other attempts of its group started on, if any has.
+    `own_version_id`: the version that its next chat is answered by, if it is not any: for its first chat the one that
+    the other attempts of its group started on, with `leash` or `pin` the one of its first chat.
+    `max_staleness`: how far behind that version may be; `is_pinned`: no other version answers.
     """
 
     episode_id: str
     policy_id: str
     sampling: EpisodeSampling = EpisodeSampling.REQUEST
-    group_version_id: str | None = None
+    own_version_id: str | None = None
+    max_staleness: int | None = None
+    is_pinned: bool = False
 
 
 ATTEMPT = aliased(Episode)
@@ -73,7 +77,12 @@ GROUP_VERSION = (
 STATE_COLUMNS = (
     *(Episode.id, Episode.policy_id, Episode.sampling, Episode.state, Episode.end_reason),
     REACHED.label("reached"),
-    case((Episode.start_version_id.is_(None), GROUP_VERSION)).label("group_version_id"),
+    case(
+        (Episode.start_version_id.is_(None), GROUP_VERSION),
+        (Episode.version_rule.in_((VersionRule.LEASH, VersionRule.PIN)), Episode.start_version_id),
+    ).label("own_version_id"),
+    case((Episode.version_rule == VersionRule.LEASH, Episode.max_staleness)).label("max_staleness"),
+    case((Episode.start_version_id.is_not(None), Episode.version_rule)).label("version_rule"),
 )
 
 
@@ -109,7 +118,8 @@ async def _admit(db: Database, row: Any) -> OpenEpisode:
         await db.run_write(lambda connection: end_at_limit(connection, [row.id], EndReason(row.reached)))
     elif row.state == EpisodeState.OPEN:
         sampling = EpisodeSampling(row.sampling or EpisodeSampling.REQUEST)
-        return OpenEpisode(row.id, row.policy_id, sampling, row.group_version_id)
+        is_pinned = row.version_rule == VersionRule.PIN
+        return OpenEpisode(row.id, row.policy_id, sampling, row.own_version_id, row.max_staleness, is_pinned)
     raise episode_ended(row.id, row.end_reason or row.reached)
 
 

@@ -13,6 +13,7 @@ from app.projects.auth import Caller
 EPISODE_HEADER = "x-attune-episode"
 AGENT_HEADER = "x-attune-agent"
 METADATA_KEY = "attune_episode"
+AGENT_METADATA_KEY = "attune_agent"
 PATH_PARAMETER = "episode_id"
 MAX_ID_CHARS = 48
 MAX_AGENT_CHARS = 63
@@ -45,10 +46,7 @@ def find_tag(
         f"metadata.{METADATA_KEY}": (f"metadata.{METADATA_KEY}", metadata.get(METADATA_KEY)),
     }
     named = [(way, param, id) for way, (param, id) in ways.items() if id is not None]
-    agent, trace = headers.get(AGENT_HEADER) or None, find_trace(headers)
-    if agent is not None and (len(agent) > MAX_AGENT_CHARS or not agent.isprintable()):
-        message = f"An agent's name has at most {MAX_AGENT_CHARS} printable characters."
-        raise BadRequest(message, param=AGENT_HEADER, code="invalid_value")
+    agent, trace = _find_agent(headers, metadata), find_trace(headers)
     if not named:
         return EpisodeTag(None, "", agent, trace)
     first_way, first_param, id = named[0]
@@ -59,8 +57,22 @@ def find_tag(
     return EpisodeTag(id, first_param, agent, trace)
 
 
+def _find_agent(headers: Mapping[str, str], metadata: Mapping[str, str]) -> str | None:
+    """Return the name of the agent by the header or the metadata, which may not differ."""
+    ways = {AGENT_HEADER: headers.get(AGENT_HEADER), f"metadata.{AGENT_METADATA_KEY}": metadata.get(AGENT_METADATA_KEY)}
+    named = {param: name for param, name in ways.items() if name}
+    for param, name in named.items():
+        if len(name) > MAX_AGENT_CHARS or not name.isprintable():
+            message = f"An agent's name has at most {MAX_AGENT_CHARS} printable characters."
+            raise BadRequest(message, param=param, code="invalid_value")
+    if len(set(named.values())) > 1:
+        message = f"This request names two agents: '{named[AGENT_HEADER]}' by its header, and another in its metadata."
+        raise BadRequest(message, param=f"metadata.{AGENT_METADATA_KEY}", code="invalid_value")
+    return next(iter(named.values()), None)
+
+
 def require_no_agent(tag: EpisodeTag) -> None:
     """Raise BadRequest for a request outside of an episode that names an agent."""
     if tag.agent is not None:
-        message = f"The header {AGENT_HEADER} names an agent of an episode, and this request names no episode."
+        message = f"{AGENT_HEADER} or metadata.{AGENT_METADATA_KEY} names an agent, and the request names no episode."
         raise BadRequest(message, param=AGENT_HEADER, code="invalid_value")

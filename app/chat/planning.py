@@ -171,7 +171,9 @@ async def plan_completion(
         end_user,
         previous_version_id=parent.version_id if parent else None,
         previous_policy_id=parent.policy_id if parent else None,
-        group_version_id=episode.group_version_id if episode else None,
+        episode_version_id=episode.own_version_id if episode else None,
+        max_staleness=episode.max_staleness if episode else None,
+        is_pinned_by_episode=episode is not None and episode.is_pinned,
     )
     route = await router.select_policy_and_version(caller.project_id, target, identity)
     model = route.model

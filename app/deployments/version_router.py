@@ -4,7 +4,8 @@ A request that names a policy only may be answered by another policy that takes 
 pinned (`app.deployments.traffic`). Of the policy that answers, it is the first of these versions that applies:
 
 1. a pin of its conversation, its end user or its API key;
-2. for the first chat of an episode in a group, the version that the group's other attempts started on;
+2. that of its episode: for the first chat of one in a group, the version that the group's other attempts started on;
+   for later chats the first one's version, if the episode has a leash or is pinned;
 3. where conversations are sticky, the version of the conversation's previous turn;
 4. the canary, if the end user or the conversation falls in its share;
 5. the version that the deployment serves.
@@ -124,8 +125,8 @@ def version_not_loaded(model: ResolvedModel, *, is_unloadable: bool) -> VersionN
 class RequestIdentity:
     """What pins and canary shares look at: the caller, the conversation and the end user.
 
-    `previous_version_id` and `previous_policy_id` are those of the conversation's previous turn; `group_version_id` is
-    the version on which the other attempts at the same task started.
+    `previous_version_id` and `previous_policy_id` are those of the conversation's previous turn. The episode wants the
+    version `episode_version_id`, if that is at most `max_staleness` behind; it wants no other if it is pinned.
     """
 
     key_id: str
@@ -133,7 +134,9 @@ class RequestIdentity:
     end_user: str | None = None
     previous_version_id: str | None = None
     previous_policy_id: str | None = None
-    group_version_id: str | None = None
+    episode_version_id: str | None = None
+    max_staleness: int | None = None
+    is_pinned_by_episode: bool = False
 
     @property
     def split_key(self) -> str:
@@ -198,10 +201,12 @@ class VersionRouter:
             if (other := await self._version_route(pinned)) is None:
                 raise Unavailable("The version that this request is pinned to is not loaded yet.", retry_after=1)
             return replace(other, route_reason=RouteReason.PINNED)
-        if identity.group_version_id is not None and route.route_reason == RouteReason.STABLE:
-            other = await self._version_route(identity.group_version_id)
-            if other is not None and other.model.can_continue and other.model.policy_id == route.model.policy_id:
+        if identity.episode_version_id is not None and route.route_reason == RouteReason.STABLE:
+            other = await self._version_route(identity.episode_version_id)
+            if other is not None and _may_stay(other.model, route.model, identity.max_staleness):
                 return replace(other, route_reason=RouteReason.STICKY)
+            if identity.is_pinned_by_episode:
+                raise Unavailable("The version that this episode is pinned to is not loaded, or was rolled back.")
         continues = identity.previous_policy_id == route.model.policy_id
         if rules.sticky and continues and identity.previous_version_id is not None:
             if identity.previous_version_id == route.model.version_id:
@@ -247,6 +252,12 @@ class VersionRouter:
         if isinstance(result, AttuneError):
             raise copy(result)  # each request adds its own headers to it
         return result
+
+
+def _may_stay(own: ResolvedModel, serving: ResolvedModel, max_staleness: int | None) -> bool:
+    """Whether an episode may stay on its own version while another one serves."""
+    is_near = max_staleness is None or serving.number - own.number <= max_staleness
+    return own.can_continue and own.policy_id == serving.policy_id and is_near
 
 
 def is_in_canary(rules: RoutingRules, split_key: str) -> bool:

@@ -10,8 +10,9 @@ from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat import repository as chats
-from app.core.database import Database, now
+from app.core.database import Database, chunked, now
 from app.core.errors import NotFound
+from app.core.jobs import enqueue_after_commit
 from app.models import REQUESTED, AuditAction, EndReason, Episode, EpisodeState, Turn, record_audit
 
 STEP = 200  # episodes in one transaction
@@ -24,9 +25,19 @@ ERASED: dict[str, Any] = {
 
 
 async def erase(session: AsyncSession, project_id: str, *conditions: ColumnElement[bool], with_outcome: bool) -> None:
-    """Erase the content of these episodes of a project, and with `with_outcome` how they went."""
+    """Erase the content of these episodes of a project, and with `with_outcome` how they went.
+
+    Without its name an episode is no longer an attempt of its group: curation computes the samples of the others again.
+    """
+    of_project = (Episode.project_id == project_id, *conditions)
+    groups = set(await session.scalars(select(Episode.group_id).where(*of_project, Episode.group_id.is_not(None))))
     values = {**ERASED, "erased_at": now()} | ({"outcome": None} if with_outcome else {})
-    await session.execute(update(Episode).where(Episode.project_id == project_id, *conditions).values(values))
+    await session.execute(update(Episode).where(*of_project).values(values))
+    for chunk in chunked({name for name in groups if name is not None}):
+        others = (Episode.project_id == project_id, Episode.group_id.in_(chunk), Episode.state == EpisodeState.ENDED)
+        await session.execute(update(Episode).where(*others).values(processed=False))
+    if groups:
+        enqueue_after_commit(session, "curate")
 
 
 async def erase_expired(db: Database, project_id: str, days: float) -> int:

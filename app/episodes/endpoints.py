@@ -9,6 +9,7 @@ from app.chat import model_endpoints as models
 from app.chat.schemas import ChatRequest, CompletionView, parse_chat_request
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
 from app.core.http import json_body, services_of
+from app.core.settings import Settings
 from app.episodes import content, service
 from app.episodes.graph import read_graph
 from app.episodes.schemas import (
@@ -52,7 +53,9 @@ async def create_episode(
     if idempotency_key is not None and "\x00" in idempotency_key:
         raise BadRequest("An Idempotency-Key cannot hold a NUL character.", param="Idempotency-Key")
     async with db.write() as session:
-        view, key, is_replay = await service.create(session, caller, sent_credential(request), body, idempotency_key)
+        view, key, is_replay = await service.create(
+            session, services_of(request).get(Settings), caller, sent_credential(request), body, idempotency_key
+        )
     if is_replay:
         response.status_code = 200
         response.headers["idempotent-replayed"] = "true"

@@ -9,6 +9,7 @@ from app.chat.traces import is_trace_id, parse_traceparent
 from app.core.http import StrictModel
 from app.core.pagination import Page
 from app.episodes.graph import GraphTurn
+from app.training.episode_groups import MAX_SIZE
 
 HOUR, WEEK = 3600.0, 7 * 86_400.0
 Task = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -42,7 +43,7 @@ class EpisodeGroup(StrictModel):
     """Attempts at the same task, whose outcomes are compared with each other."""
 
     id: Task = Field(description="a name that all attempts have in common")
-    size: int = Field(ge=2, le=1024, strict=True, description="how many attempts are planned")
+    size: int = Field(ge=2, le=MAX_SIZE, strict=True, description="how many attempts are planned")
 
 
 class EpisodeRequest(StrictModel):
@@ -62,6 +63,12 @@ class EpisodeRequest(StrictModel):
         "request",
         description="`policy`: replies are sampled at temperature 1 from all tokens, without penalties, whatever a "
         "request asks, so that they can be trained on; the header `x-attune-sampling` says what was replaced",
+    )
+    version: Literal["follow", "leash", "pin"] = Field(
+        "follow",
+        description="which version answers after the first chat: `follow`, the one that the deployment serves; `leash` "
+        "that of the first chat while an engine has it and it is not more than `trainer.max_staleness` behind; `pin`, "
+        "that of the first chat alone",
     )
 
 
@@ -100,6 +107,7 @@ class EpisodeView(BaseModel):
     num_tokens: int = Field(description="output tokens of all of them")
     limits: EpisodeLimits
     sampling: Literal["request", "policy"]
+    version: Literal["follow", "leash", "pin"]
     created_at: float
     deadline_at: float
     ended_at: float | None

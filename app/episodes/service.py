@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,12 +14,25 @@ from app.core.database import Database, dialect_insert, now
 from app.core.errors import AttuneError, Conflict, Forbidden, NotFound, Unprocessable, require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
+from app.core.settings import Settings
 from app.episodes.schemas import EndRequest, EpisodeGroup, EpisodeLimits, EpisodeRequest, EpisodeView
 from app.feedback.feedback_limits import FeedbackLimits
 from app.feedback.feedback_writer import build_submission, submit_many
 from app.feedback.kinds import parse_feedback
-from app.models import ANSWERING, EndReason, Episode, EpisodeSampling, EpisodeState, Policy, SourceKind, Version, new_id
+from app.models import (
+    ANSWERING,
+    EndReason,
+    Episode,
+    EpisodeSampling,
+    EpisodeState,
+    Policy,
+    SourceKind,
+    Version,
+    VersionRule,
+    new_id,
+)
 from app.policies import repository as policies
+from app.policies.overrides import effective_settings
 from app.policies.references import format_reference
 from app.projects.auth import Caller
 from app.projects.episode_keys import derive_key
@@ -42,7 +55,12 @@ class EpisodeFilter:
 
 
 async def create(
-    session: AsyncSession, caller: Caller, caller_key: str, request: EpisodeRequest, idempotency_key: str | None
+    session: AsyncSession,
+    settings: Settings,
+    caller: Caller,
+    caller_key: str,
+    request: EpisodeRequest,
+    idempotency_key: str | None,
 ) -> tuple[EpisodeView, str, bool]:
     """Create an episode. Returns its view, its key, and whether an earlier request of the same key created it.
 
@@ -70,6 +88,8 @@ async def create(
         trace_id=request.trace_id,
         request_metadata=request.metadata,
         sampling=request.sampling,
+        version_rule=request.version,
+        max_staleness=effective_settings(policy, settings).trainer.max_staleness,
         state=EpisodeState.OPEN,
         idle_seconds=limits.idle_seconds,
         deadline_at=now() + limits.deadline_seconds,
@@ -95,12 +115,21 @@ async def create(
 async def _require_same_group(
     session: AsyncSession, project_id: str, policy_id: str, task: str | None, group: EpisodeGroup
 ) -> None:
-    """Raise Conflict unless the other attempts of the group have the same policy, task and size."""
+    """Raise Conflict unless the other attempts of the group have the same policy, task and size, and are not too many.
+
+    All of them are read whenever one of them has a new reward.
+    """
     columns = (Episode.policy_id, Episode.task, Episode.group_size)
     of_group = select(*columns).where(Episode.project_id == project_id, Episode.group_id == group.id)
     other = (await session.execute(of_group.order_by(Episode.created_at, Episode.id).limit(1))).one_or_none()
     wanted = (policy_id, task, group.size)
-    if other is None or tuple(other) == wanted:
+    if other is None:
+        return
+    if tuple(other) == wanted:
+        num_attempts = select(func.count()).where(Episode.project_id == project_id, Episode.group_id == group.id)
+        if (await session.scalar(num_attempts) or 0) >= 2 * group.size:
+            message = f"The group '{group.id}' has {2 * group.size} attempts, twice its size; name another group."
+            raise Conflict(message, code="episode_group", param="group")
         return
     names = ("policy", "task", "size")
     differs = [name for name, one, two in zip(names, other, wanted, strict=True) if one != two]
@@ -254,6 +283,7 @@ def _view(row: Any) -> EpisodeView:
         num_turns=num_turns,
         num_tokens=num_tokens,
         sampling=episode.sampling or EpisodeSampling.REQUEST,
+        version=episode.version_rule or VersionRule.FOLLOW,
         limits=EpisodeLimits(
             idle_seconds=episode.idle_seconds,
             deadline_seconds=round(episode.deadline_at - episode.created_at, 3),

@@ -54,6 +54,7 @@ from app.models import (
 )
 from app.policies.references import format_reference
 from app.training.automated_samples import is_from_person, is_in_automated_batch
+from app.training.episode_groups import PREFIX
 from app.training.sample_conditions import has_consent, waits_for_new
 
 
@@ -71,6 +72,7 @@ class Reason(StrEnum):
     CONSENT = "consent"
     OTHER_SOURCES = "other_sources"
     ADMIN_REVIEW = "admin_review"
+    EPISODE_GROUP = "episode_group"
     EPISODE_OPEN = "episode_open"
     REPLY_UNFINISHED = "reply_unfinished"
     PROCESSING = "processing"
@@ -82,6 +84,7 @@ class Reason(StrEnum):
     UNTRAINABLE = SampleRule.UNTRAINABLE
     RATER_BLOCKED = SampleRule.RATER_BLOCKED
     EXCLUDED = SampleRule.EXCLUDED
+    OFF_PATH = SampleRule.OFF_PATH
     ERASED = SampleRule.ERASED
     WITHDRAWN = SampleRule.WITHDRAWN
     REPLACED = "replaced"
@@ -105,6 +108,7 @@ SENTENCES = {
     Reason.CONSENT: "It waits until its project or API key consents to training again.",
     Reason.OTHER_SOURCES: "It waits for the other reward sources of its reply.",
     Reason.ADMIN_REVIEW: "Its sample is quarantined and waits for an admin's decision.",
+    Reason.EPISODE_GROUP: "It waits for the other attempts of its episode's group.",
     Reason.EPISODE_OPEN: "Its episode has not ended yet.",
     Reason.REPLY_UNFINISHED: "Its reply has not ended yet.",
     Reason.PROCESSING: "It has not been processed yet.",
@@ -112,10 +116,12 @@ SENTENCES = {
     Reason.VERSION_REJECTED: "The version that learned from it was rejected.",
     Reason.TOO_LATE: "Its reply was already in a batch when it was processed.",
     Reason.TOO_OLD: "Its reply is older than the settings allow, or its version is too far behind.",
-    Reason.NOTHING_TO_COMPARE: "The algorithm compares replies to one prompt, and there was no other reply.",
+    Reason.NOTHING_TO_COMPARE: "The algorithm compares replies to one prompt, or the attempts of a group, and there "
+    "was no other one.",
     Reason.UNTRAINABLE: "No batch with its reply could be trained.",
     Reason.RATER_BLOCKED: "An admin has blocked its rater.",
     Reason.EXCLUDED: "Its reply must not be trained on.",
+    Reason.OFF_PATH: "The attempts of its group are compared, and its episode did not go on from its reply.",
     Reason.ERASED: "Its reply was deleted.",
     Reason.WITHDRAWN: "It was withdrawn.",
     Reason.REPLACED: "Later feedback of the same source replaced it.",
@@ -299,6 +305,7 @@ def _outcome_code() -> ColumnElement[int]:
         (is_open & ~has_consent(), Reason.CONSENT),
         (is_open & or_(Policy.mode == LearningMode.HALTED, Policy.state != PolicyState.ACTIVE), Reason.RESUME),
         (is_open & (Sample.ready_at > now()) & _is_in_open_episode(), Reason.EPISODE_OPEN),
+        (is_open & (Sample.ready_at > now()) & Sample.group_id.startswith(PREFIX), Reason.EPISODE_GROUP),
         (is_open & (Sample.ready_at > now()), Reason.OTHER_SOURCES),
         (is_open & waits_for_new(), Reason.NEW_FEEDBACK),
         (is_open, Reason.BATCH),
@@ -339,7 +346,7 @@ def _view(row: Any) -> dict[str, Any]:
         "rule": reason if state == "not_learned" else None,
         "version": version,
         "batch": row.batch_id if has_version or reason == Reason.TRAINING else None,
-        "until": row.ready_at if reason == Reason.OTHER_SOURCES else None,
+        "until": row.ready_at if reason in (Reason.OTHER_SOURCES, Reason.EPISODE_GROUP) else None,
         "text_rule": row.text_rule,
         "sentence": _write_sentence(reason, version, row.sample_reason) + TEXT_SENTENCES.get(row.text_rule, ""),
     }

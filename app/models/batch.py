@@ -39,6 +39,7 @@ class SampleRule(StrEnum):
     RATER_BLOCKED = "rater_blocked"  # an admin dropped the feedback of its rater
     TOO_OLD = "too_old"
     NOTHING_TO_COMPARE = "nothing_to_compare"  # the algorithm compares replies to one prompt, and there was no other
+    OFF_PATH = "off_path"  # the attempts of a group are compared, and its episode did not go on from its reply
     UNTRAINABLE = "untrainable"  # every batch with it failed
     VERSION_REJECTED = "version_rejected"  # every version that learned from it was rejected
     ROLLED_BACK = "rolled_back"  # the version that learned from it was judged by people and rolled back
@@ -59,11 +60,12 @@ class Sample(Created, Base):
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
     version_id: Mapped[str] = mapped_column(ForeignKey("versions.id"))
     reward: Mapped[float]
-    step_return: Mapped[float | None] = mapped_column(
-        doc="of a turn of a compared episode: its return, beside the reward of the whole episode"
+    turn_return: Mapped[float | None] = mapped_column(
+        "step_return", doc="of a turn of a compared episode: its return, beside the reward of the whole episode"
     )
-    step_reward: Mapped[float | None] = mapped_column(
-        doc="of a turn whose reward is its return: what it adds to it, with the outcome at the end of a line of turns"
+    turn_reward: Mapped[float | None] = mapped_column(
+        "step_reward",
+        doc="of a turn whose reward is its return: what it adds to it, with the outcome at the end of a line of turns",
     )
     weight: Mapped[float] = mapped_column(
         default=1.0, server_default="1", doc="confidence in the reward, above 0 and at most 1; multiplies the loss"
@@ -92,6 +94,12 @@ class Sample(Created, Base):
     cluster: Mapped[str | None] = mapped_column(String(32), doc="equal for near-duplicates")
     group_id: Mapped[str | None] = mapped_column(
         String(300), doc="equal for replies to one prompt; the completion's group if null"
+    )
+    episode_id: Mapped[str | None] = mapped_column(
+        String(48), doc="its turn's, where its group is one of episodes: the attempt that it counts as"
+    )
+    episode_reward: Mapped[float | None] = mapped_column(
+        doc="of that attempt: what the attempts of the group are compared by, while `reward` may be a return"
     )
     # Copies, so that the assembly reads no other table; see `app.training.sample_columns`.
     origin: Mapped[str | None] = mapped_column(String(16), doc="its turn's; null while the columns below are not known")

@@ -21,6 +21,14 @@ class EpisodeSampling(StrEnum):
     POLICY = "policy"  # from the policy's own distribution, whatever a request asks: they can be trained on
 
 
+class VersionRule(StrEnum):
+    """Which version answers the chats of an episode after its first one."""
+
+    FOLLOW = "follow"  # the one that the deployment serves
+    LEASH = "leash"  # that of the first chat, while it is loaded and not too far behind
+    PIN = "pin"  # that of the first chat, or none
+
+
 class EndReason(StrEnum):
     """Why an episode has ended."""
 
@@ -59,6 +67,10 @@ class Episode(Entity, Base):
         String(64), doc="SHA-256 of the report of its end; null while nobody has reported one"
     )
     start_version_id: Mapped[str | None] = mapped_column(String(48), doc="the version of its first turn")
+    version_rule: Mapped[str | None] = mapped_column(String(16), doc="a VersionRule; null: follow")
+    max_staleness: Mapped[int | None] = mapped_column(
+        doc="with leash: how many versions the first one may be behind the one that serves; null: any number"
+    )
     idle_seconds: Mapped[float] = mapped_column(doc="it ends when no turn runs for so long")
     deadline_at: Mapped[float] = mapped_column(doc="it ends then at the latest")
     max_turns: Mapped[int | None] = mapped_column(doc="most completions; null: no limit")

@@ -168,6 +168,9 @@ class TurnMetadata(Base):
     __table_args__ = (Index("ix_turn_metadata_project_id_key_value", "project_id", "key", "value"),)
 
 
+MAX_LOCKED = 10_000  # in a statement: SQLite allows it 32,766 parameters
+
+
 async def lock_turns(session: AsyncSession, turn_ids: Collection[str], *, key_share: bool = False) -> None:
     """Lock turns before the rows that refer to them.
 
@@ -175,6 +178,7 @@ async def lock_turns(session: AsyncSession, turn_ids: Collection[str], *, key_sh
 
     With `key_share` other transactions may still add rows that refer to them.
     """
-    await session.execute(
-        select(Turn.id).where(Turn.id.in_(turn_ids)).order_by(Turn.id).with_for_update(key_share=key_share)
-    )
+    ordered = sorted(turn_ids)
+    for start in range(0, len(ordered), MAX_LOCKED):
+        are_chosen = Turn.id.in_(ordered[start : start + MAX_LOCKED])
+        await session.execute(select(Turn.id).where(are_chosen).order_by(Turn.id).with_for_update(key_share=key_share))

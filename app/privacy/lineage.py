@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import Executable, Select, and_, func, select, union_all
+from sqlalchemy import Executable, Select, and_, exists, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased, load_only
 
@@ -23,6 +23,7 @@ from app.models import (
     Batch,
     BatchState,
     BatchTurn,
+    Episode,
     Feedback,
     FeedbackRank,
     Policy,
@@ -30,6 +31,7 @@ from app.models import (
     Turn,
     Version,
 )
+from app.policies.overrides import effective_settings
 from app.policies.references import format_reference
 from app.policies.repository import select_descendants
 from app.training.policy_config import effective_rewards
@@ -136,14 +138,15 @@ async def versions_trained_on_feedback(session: AsyncSession, kinds: Kinds, seqs
 
 
 async def find_discounted_turns(session: AsyncSession, turn_ids: Collection[str], settings: Settings) -> set[str]:
-    """Return the earlier turns of the same conversations or episodes, which get a discounted part of these rewards.
+    """Return the other turns that get a part of these turns' rewards, where the policy's settings say so.
 
-    Turns of policies whose rewards have no discount are left out.
+    Those are earlier turns of the same conversations or episodes, with a discount, and all turns of an episode that is
+    compared with others.
     """
-    policies = await session.scalars(
-        select(Policy).join(Turn, Turn.policy_id == Policy.id).where(Turn.id.in_(turn_ids)).distinct()
-    )
+    of_turns = select(Policy).join(Turn, Turn.policy_id == Policy.id).where(Turn.id.in_(turn_ids))
+    policies = list(await session.scalars(of_turns.distinct()))
     configs = {policy.id: effective_rewards(policy, settings) for policy in policies}
+    comparing = [one.id for one in policies if effective_settings(one, settings).algorithm.compares_episodes]
     earlier = aliased(Turn)
     in_conversation = and_(
         earlier.conversation_id == Turn.conversation_id,
@@ -155,9 +158,15 @@ async def find_discounted_turns(session: AsyncSession, turn_ids: Collection[str]
         earlier.episode_step < Turn.episode_step,
         earlier.policy_id.in_([id for id, config in configs.items() if config.episode_credit != "outcome"]),
     )
+    in_attempt = and_(
+        earlier.episode_id == Turn.episode_id,
+        earlier.id != Turn.id,
+        earlier.policy_id.in_(comparing),
+        exists().where(Episode.id == Turn.episode_id, Episode.group_id.is_not(None)),
+    )
     found: set[str] = set()
-    for is_earlier in (in_conversation, in_episode):
-        query = select(earlier.id).join(Turn, and_(earlier.project_id == Turn.project_id, is_earlier))
+    for is_concerned in (in_conversation, in_episode, in_attempt):
+        query = select(earlier.id).join(Turn, and_(earlier.project_id == Turn.project_id, is_concerned))
         found.update(await session.scalars(query.where(Turn.id.in_(turn_ids))))
     return found
 

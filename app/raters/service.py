@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, exists, or_, select, update
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
@@ -100,13 +100,10 @@ async def quarantine_samples(session: AsyncSession, project_id: str, name: str, 
 async def release_samples(session: AsyncSession, project_id: str, name: str) -> int:
     """Release the rater's samples, except those with a reward of another quarantined rater. Returns how many."""
     free = set(await _lock_samples(session, project_id, name, SampleState.QUARANTINED))
-    query = (
-        select(Reward.turn_id)
-        .join(Rater, Rater.name == Reward.rater)
-        .where(Rater.project_id == project_id, Rater.standing == RaterStanding.QUARANTINED, Rater.name != name)
-    )
+    is_other = (Rater.project_id == project_id, Rater.standing == RaterStanding.QUARANTINED, Rater.name != name)
+    has_other = is_rated_by(select(Rater.name).where(*is_other))
     for chunk in chunked(free):
-        free -= set(await session.scalars(query.where(Reward.turn_id.in_(chunk))))
+        free -= set(await session.scalars(select(Sample.turn_id).where(Sample.turn_id.in_(chunk), has_other)))
     await _update(session, Sample.turn_id, free, state=SampleState.OPEN, reason=None)
     return len(free)
 
@@ -124,6 +121,11 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
     for chunk in chunked(turn_ids):
         query = select(Reward.turn_id).where(Reward.turn_id.in_(chunk), Reward.weight > 0, others)
         shared |= set(await session.scalars(query))
+        in_attempts = (
+            Sample.turn_id.in_(chunk),
+            Sample.episode_id.is_not(None),
+        )  # rewards of other turns
+        shared |= set(await session.scalars(select(Sample.turn_id).where(*in_attempts)))
     alone = set(turn_ids) - shared
     await _update(
         session, Sample.turn_id, alone, state=SampleState.DROPPED, rule=SampleRule.RATER_BLOCKED, reason=reason
@@ -154,13 +156,22 @@ async def _lock_samples(session: AsyncSession, project_id: str, name: str, state
 
 def _select_samples(project_id: str, name: str, *states: SampleState) -> Select[str]:
     """Return the query of the turn ids of samples with a reward of this rater."""
-    reward = aliased(Reward)
-    has_reward = exists().where(reward.turn_id == Sample.turn_id, reward.rater == name)
     return (
         select(Sample.turn_id)
         .join(Policy, Policy.id == Sample.policy_id)
-        .where(Policy.project_id == project_id, Sample.state.in_(states), has_reward)
+        .where(Policy.project_id == project_id, Sample.state.in_(states), is_rated_by([name]))
     )
+
+
+def is_rated_by(names: Collection[str] | Select[str]) -> ColumnElement[bool]:
+    """Return the condition that a Sample's reward has a part of one of these raters.
+
+    That is a reward of its turn or, where its episode is compared as a whole, of any turn of the episode.
+    """
+    reward, of_episode, turn = aliased(Reward), aliased(Reward), aliased(Turn)
+    on_turn = exists().where(reward.turn_id == Sample.turn_id, reward.rater.in_(names))
+    in_episode = (turn.episode_id == Sample.episode_id, of_episode.turn_id == turn.id, of_episode.rater.in_(names))
+    return or_(on_turn, and_(Sample.episode_id.is_not(None), exists().where(*in_episode)))
 
 
 async def _update(

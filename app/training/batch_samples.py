@@ -356,16 +356,22 @@ async def _remove_blocked_raters(session: AsyncSession, turn_ids: Collection[str
 
 
 async def find_quarantined(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str | None]:
-    """Return the turns with a reward of a quarantined rater, each with the reason of the quarantine."""
+    """Return the turns with a reward of a quarantined rater, each with the reason of the quarantine.
+
+    A compared episode has the rewards of all its turns.
+    """
     quarantined: dict[str, str | None] = {}
     for chunk in chunked(turn_ids):
-        rows = await session.execute(
-            select(Reward.turn_id, Rater.reason)
-            .join(Turn, Turn.id == Reward.turn_id)
-            .join(Rater, (Rater.project_id == Turn.project_id) & (Rater.name == Reward.rater))
-            .where(Reward.turn_id.in_(chunk), Rater.standing == RaterStanding.QUARANTINED)
-        )
-        quarantined |= {turn_id: reason for turn_id, reason in rows}
+        for is_part in (Sample.turn_id == Turn.id, Sample.episode_id == Turn.episode_id):
+            rows = await session.execute(
+                select(Sample.turn_id, Rater.reason)
+                .select_from(Sample)
+                .join(Turn, is_part)
+                .join(Reward, Reward.turn_id == Turn.id)
+                .join(Rater, (Rater.project_id == Turn.project_id) & (Rater.name == Reward.rater))
+                .where(Sample.turn_id.in_(chunk), Rater.standing == RaterStanding.QUARANTINED)
+            )
+            quarantined |= {turn_id: reason for turn_id, reason in rows}
     return quarantined
 
 

@@ -1,11 +1,21 @@
-"""The key of the samples' group where the episodes of a group are compared (`Sample.group_id`)."""
+"""The key of the samples' group where the episodes of a group are compared (`Sample.group_id`), and its limits."""
+
+import hashlib
 
 PREFIX = "episodes/"
+DIGEST_CHARS = 32
+MAX_SIZE = 128  # episodes that a group may be planned to have
+MAX_ATTEMPTS = 2 * MAX_SIZE  # with those that replace lost ones
 
 
-def key_of_group(group_id: str) -> str:
-    """Return the key of the samples of a group of episodes. `group_id` is the caller's name of it."""
-    return f"{PREFIX}{group_id}"
+def key_of_group(group_id: str, start_version_id: str | None) -> str:
+    """Return the key of the samples of a group of episodes. `group_id` is the caller's name of it.
+
+    It holds a digest of that name, which may be personal: the samples stay when the episodes are erased. Episodes that
+    started on another version are compared with each other alone: they come from another distribution.
+    """
+    digest = hashlib.sha256(group_id.encode()).hexdigest()[:DIGEST_CHARS]
+    return f"{PREFIX}{digest}" if start_version_id is None else f"{PREFIX}{digest}/{start_version_id}"
 
 
 def is_of_episodes(key: str) -> bool:

@@ -48,13 +48,16 @@ def is_learnable(
 ) -> ColumnElement[bool]:
     """Return the condition that the algorithm can learn from a ready sample; with `until`, from one ready by then.
 
-    If it learns from groups alone, another ready sample must answer the same prompt. Replies to a prompt set are taken
+    If it learns from groups alone, another ready sample must answer the same prompt, or be of another episode of its
+    group. Replies to a prompt set are taken
     without one: no other reply will come, and the plan waits until they have been in a batch. Corrected replies need
     none.
     """
     if not settings.algorithm.needs_groups:
         return true()
-    has_others = is_in_group(policy.id, is_allowed, func.count() > 1, until)
+    # An episode of many turns is one attempt.
+    compared = func.coalesce(Sample.episode_id, Sample.turn_id)
+    has_others = is_in_group(policy.id, is_allowed, func.min(compared) < func.max(compared), until)
     return or_(has_others, is_planned(), Sample.is_corrected)
 
 
@@ -97,7 +100,15 @@ def is_in_group(
 
 def rewards_differ(min_contrast: float) -> ColumnElement[bool]:
     """Return the condition on a group of Samples that two of its rewards differ by more than `min_contrast`."""
-    return func.max(Sample.reward) - func.min(Sample.reward) > min_contrast + TOLERANCE
+    return func.max(compared_reward()) - func.min(compared_reward()) > min_contrast + TOLERANCE
+
+
+def compared_reward() -> ColumnElement[float]:
+    """Return what a Sample is compared with others of its group by: in a group of episodes the reward of its episode.
+
+    The returns of one episode differ by the discount, which is no contrast.
+    """
+    return func.coalesce(Sample.episode_reward, Sample.reward)
 
 
 def waits_for_new() -> ColumnElement[bool]:

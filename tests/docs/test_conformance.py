@@ -1,4 +1,4 @@
-"""Pages of conformance name every request field of the three APIs; they and that of front ends, tests that exist."""
+"""Pages of conformance name every request field of the three APIs; they and those of front ends, tests that exist."""
 
 import re
 
@@ -9,9 +9,8 @@ from app.core.settings import REPOSITORY
 from app.messages.schemas import MessagesRequest
 from app.responses.request import ResponsesRequest
 
-PAGES = "".join(
-    (REPOSITORY / "docs" / name).read_text() for name in ("conformance.md", "messages.md", "connect/index.md")
-)
+NAMES = ("conformance.md", "messages.md", "connect/index.md", "connect/traps.md")
+PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in NAMES)
 TEST = re.compile(r"`(tests/[\w/.]+)(?:::(\w+))?`")
 
 

@@ -17,7 +17,7 @@ CASES = [case for cases in CASES_BY_TOPIC.values() for case in cases]
 NO_PEER = {
     "running_baseline": "prime-rl has it (RAE), ROLL in another order; neither is installed here",
     "discounted_turn_returns": "AReaL discounts turns inside an asynchronous workflow; the others have no turns",
-    "gigpo_advantage": "verl-agent has it, which is not installed here",
+    "anchor_state_advantage": "of GiGPO; verl-agent has it, which is not installed here",
     "turn_gae_advantage": "the peers that are installed here have no turns",
     "binary_feedback_loss": "the peers train reward models on pairs only, not on binary or soft labels",
     "fit_platt_scaling": "no peer calibrates a reward model",

@@ -117,18 +117,13 @@ def discounted_turn_returns(rewards: Array, conversations: Integers, turns: Inte
     return returns
 
 
-def gigpo_advantage(
-    rewards: Array, returns: Array, groups: Integers, states: Integers, attempts: Integers, weight: float
-) -> Array:
-    """Return (R − mean) / std over the group's attempts + weight · (G − mean) / std over the turns of the state."""
-    advantages = np.zeros_like(rewards)
-    for index, (group, state) in enumerate(zip(groups, states, strict=True)):
-        members = np.unique(attempts[groups == group])
-        outcomes = np.array([rewards[(groups == group) & (attempts == one)].mean() for one in members])
-        advantages[index] = (rewards[index] - outcomes.mean()) / (outcomes.std(ddof=1) + 1e-6)
+def anchor_state_advantage(returns: Array, states: Integers) -> Array:
+    """Return (G − mean) / std over the turns of the state, and 0 for a state of one turn."""
+    advantages = np.zeros_like(returns)
+    for index, state in enumerate(states):
         same = returns[states == state]
         if len(same) > 1:
-            advantages[index] += weight * (returns[index] - same.mean()) / (same.std(ddof=1) + 1e-6)
+            advantages[index] = (returns[index] - same.mean()) / (same.std(ddof=1) + 1e-6)
     return advantages
 
 
@@ -210,15 +205,10 @@ def _measure_discounted_turn_returns(generator: np.random.Generator, size: int) 
     return _difference(ours, discounted_turn_returns(rewards, conversations, turns, 0.9))
 
 
-def _measure_gigpo_advantage(generator: np.random.Generator, size: int) -> float:
-    attempts = np.repeat(np.arange(2 * size), generator.integers(1, 5, size=2 * size))
-    groups, outcomes = attempts // size, generator.normal(size=2 * size)
-    states = 10 * groups + generator.integers(0, 10, size=len(attempts))
-    returns = generator.normal(size=len(attempts))
-    rewards, weight = outcomes[attempts], 0.7
-    labels = (torch.tensor(one) for one in (rewards, returns, groups, states))
-    ours = functional.gigpo_advantage(*labels, step_weight=weight, attempt_B=torch.tensor(attempts))
-    return _difference(ours, gigpo_advantage(rewards, returns, groups, states, attempts, weight))
+def _measure_anchor_state_advantage(generator: np.random.Generator, size: int) -> float:
+    returns, states = generator.normal(size=size), generator.integers(0, max(2, size // 2), size=size)
+    ours = functional.anchor_state_advantage(torch.tensor(returns), torch.tensor(states))
+    return _difference(ours, anchor_state_advantage(returns, states))
 
 
 def _measure_turn_gae_advantage(generator: np.random.Generator, size: int) -> float:
@@ -246,7 +236,7 @@ MEASURES: dict[str, Callable[[np.random.Generator, int], float]] = {
     "auc": _measure_auc,
     "running_baseline": _measure_running_baseline,
     "discounted_turn_returns": _measure_discounted_turn_returns,
-    "gigpo_advantage": _measure_gigpo_advantage,
+    "anchor_state_advantage": _measure_anchor_state_advantage,
     "turn_gae_advantage": _measure_turn_gae_advantage,
     "distribution_kl": _measure_distribution_kl,
 }

@@ -10,12 +10,13 @@ from xdist.scheduler.loadgroup import LoadGroupScheduling  # type: ignore[import
 
 ENGINE, BROWSER = "engine", "browser"
 GROUPS: dict[str, tuple[str, ...]] = {
-    # Every file with a test that uses the fixture `engine`, which is one real SGLang for the whole run.
+    # Every file with a test that uses the fixture `engine` or `vllm_engine`, one real SGLang or vLLM for the whole run.
     ENGINE: (
         "tests/app/inference/test_real_adapters.py",
         "tests/app/inference/test_real_calls.py",
         "tests/app/inference/test_real_capture.py",
         "tests/app/inference/test_real_grammar.py",
+        "tests/app/inference/test_real_vllm.py",
         "tests/clients/test_agents_sdk.py",
         "tests/clients/test_curl.py",
         "tests/clients/test_histories.py",
@@ -32,6 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/contract/engine/",
         "tests/docker/test_compose.py",
         "tests/journeys/test_backup.py",
+        "tests/journeys/test_mixed_fleet.py",
         "tests/journeys/test_postgres_redis.py",
         "tests/journeys/test_rollouts.py",
         "tests/journeys/test_shadow.py",
@@ -58,6 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse a test of the real engine in a file that is not listed: it would start an engine of its own."""
     for item in items:
-        if "engine" in getattr(item, "fixturenames", ()) and not item.nodeid.startswith(GROUPS[ENGINE]):
+        uses_engine = not {"engine", "vllm_engine"}.isdisjoint(getattr(item, "fixturenames", ()))
+        if uses_engine and not item.nodeid.startswith(GROUPS[ENGINE]):
             file = item.nodeid.partition("::")[0]
             raise pytest.UsageError(f"{item.nodeid} uses the real engine: add {file!r} to GROUPS of {__file__}")

@@ -1,6 +1,10 @@
 """Ended episodes: the samples of their turns have waited for the end, and none may have feedback to be processed."""
 
-from sqlalchemy import exists, select, update
+from collections import defaultdict
+from collections.abc import Collection
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, and_, bindparam, exists, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.settings import Settings
@@ -11,28 +15,61 @@ from workers.feedback.rewards import update_turn_samples
 from workers.feedback.signals import read_series
 
 
-async def find_ended(session: AsyncSession, limit: int) -> list[str]:
-    """Return the ids of at most `limit` episodes whose end has not been processed, and whose turns have all ended."""
+class EndedEpisodes(NamedTuple):
+    """The ids of episodes that have ended: `unaffected` ones, whose end changes no samples, and those whose samples are
+    computed together, since they are in one group or alone."""
+
+    unaffected: list[str]
+    together: list[list[str]]
+
+
+def is_unprocessed() -> ColumnElement[bool]:
+    """Return the condition that an Episode has ended, and its end has not been processed."""
+    # The value is in the text of the statement: only so does SQLite use the partial index.
+    has_ended = Episode.state == bindparam(None, EpisodeState.ENDED.value, literal_execute=True)
+    return and_(has_ended, ~Episode.processed)
+
+
+async def find_ended(session: AsyncSession, settings: Settings, limit: int) -> EndedEpisodes:
+    """Return at most `limit` episodes whose end has not been processed, and whose turns have all ended."""
     is_running = exists().where(Turn.episode_id == Episode.id, Turn.state == TurnState.OPEN)
-    query = select(Episode.id).where(Episode.state == EpisodeState.ENDED, ~Episode.processed, ~is_running)
-    return list(await session.scalars(query.order_by(Episode.ended_at, Episode.id).limit(limit)))
+    columns = (Episode.id, Episode.project_id, Episode.policy_id, Episode.group_id)
+    query = select(*columns).where(is_unprocessed(), ~is_running).order_by(Episode.ended_at, Episode.id)
+    rows = (await session.execute(query.limit(limit))).all()
+    policies = await session.scalars(select(Policy).where(Policy.id.in_({row.policy_id for row in rows})))
+    by_return, compare = set[str](), set[str]()
+    for policy in policies:
+        if effective_rewards(policy, settings).episode_credit == "return":
+            by_return.add(policy.id)
+        if effective_settings(policy, settings).algorithm.compares_episodes:
+            compare.add(policy.id)
+    unaffected: list[str] = []
+    together: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for row in rows:
+        if row.group_id is not None and row.policy_id in compare:
+            together[row.project_id, row.policy_id, row.group_id].append(row.id)
+        elif row.policy_id in by_return:
+            together[(row.id,)].append(row.id)
+        else:
+            unaffected.append(row.id)
+    return EndedEpisodes(unaffected, list(together.values()))
 
 
-async def process_end(session: AsyncSession, episode_id: str, settings: Settings) -> None:
-    """Update the samples that wait for the end of an episode: those of its turns, and of the others in its group."""
-    episode = await session.get_one(Episode, episode_id)
-    policy = await session.get_one(Policy, episode.policy_id)
-    waiting = set[str]()
-    if effective_rewards(policy, settings).episode_credit == "return":
-        waiting.add(episode.id)
-    if episode.group_id is not None and effective_settings(policy, settings).algorithm.compares_episodes:
+async def process_ends(session: AsyncSession, ids: Collection[str], settings: Settings) -> None:
+    """Update the samples that wait for the ends of episodes, which are of one group if they are several.
+
+    Those are the samples of their turns, and of the others in the group, which are computed with them.
+    """
+    episode = await session.get_one(Episode, min(ids))
+    turns = await read_series(session, "episode", {(episode.project_id, id) for id in ids})
+    if not turns and episode.group_id is not None:  # one without chats: the others have waited for it
         in_group = (Episode.project_id == episode.project_id, Episode.group_id == episode.group_id)
-        waiting.update(await session.scalars(select(Episode.id).where(*in_group)))
-    if waiting:
-        turns = await read_series(session, "episode", [(episode.project_id, id) for id in waiting])
-        await update_turn_samples(session, [turn.id for turn in turns], settings)
-    await mark_processed(session, episode_id)
+        has_chats = exists().where(Turn.episode_id == Episode.id)
+        other = await session.scalar(select(Episode.id).where(*in_group, has_chats).order_by(Episode.id).limit(1))
+        turns = [] if other is None else await read_series(session, "episode", {(episode.project_id, other)})
+    await update_turn_samples(session, [turn.id for turn in turns], settings)
+    await mark_processed(session, ids)
 
 
-async def mark_processed(session: AsyncSession, episode_id: str) -> None:
-    await session.execute(update(Episode).where(Episode.id == episode_id).values(processed=True))
+async def mark_processed(session: AsyncSession, ids: Collection[str]) -> None:
+    await session.execute(update(Episode).where(Episode.id.in_(ids)).values(processed=True))

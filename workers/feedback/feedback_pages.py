@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
@@ -18,10 +18,14 @@ Target = tuple[str, str]  # project id and target
 
 
 class PageSize(NamedTuple):
-    """The most feedback events of a page, and the most rows that processing it reads: turns, and feedback on them."""
+    """The most feedback events of a page, and the most rows that processing it reads: turns, and feedback on them.
+
+    `with_groups`: feedback on an episode, or on a turn of it, also reads the other episodes of its group.
+    """
 
     events: int
     rows: int
+    with_groups: bool = False
 
 
 class FeedbackPage(NamedTuple):
@@ -58,14 +62,15 @@ async def read_page(session: AsyncSession, size: PageSize) -> FeedbackPage:
     columns = (Feedback.seq, Feedback.turn_id, Feedback.project_id, Feedback.target)
     wholes = (Feedback.conversation_id, Feedback.episode_id)
     query = (
-        select(*columns, *wholes)
+        select(*columns, *wholes, func.coalesce(Feedback.episode_id, Turn.episode_id).label("in_episode"))
         .outerjoin(Turn, Turn.id == Feedback.turn_id)
         .where(~Feedback.processed, or_(Turn.id.is_(None), Turn.state != TurnState.OPEN))
         .where(~ranks_open_turn, ~is_about_open_conversation, ~is_about_open_episode)
         .order_by(Feedback.seq)
     )
     rows, is_cut = await read_in_turn(session, query, Feedback.project_id, ~Feedback.processed, size.events)
-    page = _cut(rows, await _count_rows(session, rows), size.rows)
+    num_rows = await _count_rows(session, rows)
+    page = _cut(rows, num_rows, await _count_groups(session, rows) if size.with_groups else {}, size.rows)
     is_cut = is_cut or len(page) < len(rows)
     conversations = {
         (row.project_id, row.conversation_id) for row in page if row.turn_id is None and row.conversation_id is not None
@@ -85,7 +90,9 @@ def _is_about_whole(row: Any) -> bool:
     return row.turn_id is None and (row.conversation_id is not None or row.episode_id is not None)
 
 
-def _cut(rows: Sequence[Any], num_rows: Mapping[Target, int], limit: int) -> list[Any]:
+def _cut(
+    rows: Sequence[Any], num_rows: Mapping[Target, int], groups: Mapping[str, "GroupRows"], limit: int
+) -> list[Any]:
     """Return the first events of each project, whose targets have few conversations, and at most `limit` rows together.
 
     The projects share the limits, and each has one event at least, however much is read for it.
@@ -95,14 +102,20 @@ def _cut(rows: Sequence[Any], num_rows: Mapping[Target, int], limit: int) -> lis
         by_project.setdefault(row.project_id, []).append(row)
     page: list[Any] = []
     for events in by_project.values():
-        page += _cut_project(events, num_rows, limit // len(by_project), MAX_PAGE_CONVERSATIONS // len(by_project))
+        limits = (limit // len(by_project), MAX_PAGE_CONVERSATIONS // len(by_project))
+        page += _cut_project(events, num_rows, groups, *limits)
     return page
 
 
 def _cut_project(
-    events: Sequence[Any], num_rows: Mapping[Target, int], max_rows: int, max_conversations: int
+    events: Sequence[Any],
+    num_rows: Mapping[Target, int],
+    groups: Mapping[str, "GroupRows"],
+    max_rows: int,
+    max_conversations: int,
 ) -> list[Any]:
     targets: set[Target] = set()
+    in_page: set[str] = set()  # the groups whose episodes are read
     num_conversations = total = 0
     for index, event in enumerate(events):
         target = (event.project_id, event.target)
@@ -111,6 +124,9 @@ def _cut_project(
         targets.add(target)
         num_conversations += _is_about_whole(event)
         total += num_rows.get(target, 1)
+        if (group := groups.get(event.in_episode)) is not None and group.name not in in_page:
+            in_page.add(group.name)
+            total += group.num_turns
         if index and (total > max_rows or num_conversations > max_conversations):
             return list(events[:index])
     return list(events)
@@ -131,6 +147,29 @@ async def _count_rows(session: AsyncSession, rows: Sequence[Any]) -> dict[Target
             target = (project_id, pairs[project_id, id])
             counts[target] = counts.get(target, 0) + min(count, signals.MAX_SERIES_TURNS)
     return counts
+
+
+class GroupRows(NamedTuple):
+    """A group of episodes, and how many turns they have."""
+
+    name: str
+    num_turns: int
+
+
+async def _count_groups(session: AsyncSession, rows: Sequence[Any]) -> dict[str, GroupRows]:
+    """Return the groups of the episodes that these events are about, by episode."""
+    ids = {row.in_episode for row in rows if row.in_episode is not None}
+    grouped = select(Episode.id, Episode.project_id, Episode.group_id).order_by(Episode.id)
+    episodes = (await session.execute(grouped.where(Episode.id.in_(ids), Episode.group_id.is_not(None)))).all()
+    groups: dict[str, GroupRows] = {}
+    for project_id in {row.project_id for row in episodes}:
+        names = {row.id: row.group_id for row in episodes if row.project_id == project_id}
+        is_chat = and_(Turn.episode_id == Episode.id, Turn.origin == Origin.CHAT)
+        turns = select(Episode.group_id, func.count()).join(Turn, is_chat)
+        turns = turns.where(Episode.project_id == project_id, Episode.group_id.in_(set(names.values())))
+        counts = {name: count for name, count in await session.execute(turns.group_by(Episode.group_id))}
+        groups |= {id: GroupRows(name, counts.get(name, 0)) for id, name in names.items()}
+    return groups
 
 
 async def read_in_turn(

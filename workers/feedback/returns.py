@@ -15,15 +15,19 @@ RowsByTurn = Mapping[str, Sequence[Reward]]  # the rewards that count for each t
 
 
 class Returns(NamedTuple):
-    """By turn: the reward with the discounted rewards of later turns (the return), and the rewards of its raters.
+    """By turn: the reward with the discounted rewards of later turns (the return), the rewards of its main raters, and
+    the names of all.
 
     The weight of a return is that of the turn's own reward or, without one, of the next turn's return.
     """
 
     values: Mapping[str, CombinedReward | None]
-    step_returns: Mapping[str, float]  # of the turns of compared episodes, whose value is that of the whole episode
-    step_rewards: Mapping[str, float]  # of turns in trees: what each adds to its return
+    turn_returns: Mapping[str, float]  # of the turns of compared episodes, whose value is that of the whole episode
+    turn_rewards: Mapping[str, float]  # of turns in trees: what each adds to its return
+    episode_rewards: Mapping[str, float]  # of the turns of compared episodes: that of the whole episode
+    off_path: Mapping[str, CombinedReward | None]  # their own rewards, of turns that no compared episode went on from
     rated_by: Mapping[str, Sequence[Reward]]
+    raters: Mapping[str, Collection[str]]  # the names of all whose feedback is a part of the return
 
 
 def compute_returns(
@@ -45,15 +49,24 @@ def compute_returns(
             next_turn[turn.parent_id] = turn
     values: dict[str, CombinedReward | None] = {}
     rated_by: dict[str, Sequence[Reward]] = {}
-    step_returns: dict[str, float] = {}
-    step_rewards: dict[str, float] = {}
+    turn_returns: dict[str, float] = {}
+    turn_rewards: dict[str, float] = {}
+    episode_rewards: dict[str, float] = {}
+    off_path: dict[str, CombinedReward | None] = {}
+    raters: dict[str, Collection[str]] = {}
     for tree in trees:
         config = configs[tree.policy_id]
         combine_rows = partial(combine, config=config, machine_weight=machine_weight)
         values |= tree.returns(combine_rows, counted, config)
-        step_returns |= tree.step_returns(combine_rows, counted, config) if tree.group is not None else {}
-        step_rewards |= tree.step_rewards(combine_rows, counted)
+        turn_returns |= tree.turn_returns(combine_rows, counted, config) if tree.group is not None else {}
+        turn_rewards |= tree.turn_rewards(combine_rows, counted)
         rated_by |= tree.raters(counted, config)
+        raters |= tree.all_raters(counted, config)
+        if tree.group is not None:
+            own = tree.own_rewards(combine_rows, counted)
+            off_path |= {id: own[id] for id in tree.off_path}
+            if (reward := tree.reward(combine_rows, counted)) is not None:
+                episode_rewards |= dict.fromkeys((turn.id for turn in tree.turns), reward.value)
     for turn in turns:
         if turn.id in values:
             continue
@@ -66,10 +79,10 @@ def compute_returns(
             weighted = reward or credit
             credit = None if value is None or weighted is None else CombinedReward(value, weighted.weight)
         values[turn.id] = credit
-        own = rewards[0]
         with_person = (rows for rows in rewards if any(is_person(row.rater) for row in rows))
-        rated_by[turn.id] = next(with_person, own or next((rows for rows in rewards if rows), own))
-    return Returns(values, step_returns, step_rewards, rated_by)
+        rated_by[turn.id] = next(with_person, rewards[0] or next((rows for rows in rewards if rows), rewards[0]))
+        raters[turn.id] = {row.rater for rows in rewards for row in rows if row.rater is not None}
+    return Returns(values, turn_returns, turn_rewards, episode_rewards, off_path, rated_by, raters)
 
 
 def credit_deadline(turn: FinishedTurn, config: RewardsConfig) -> float:

@@ -35,7 +35,7 @@ async def update_rewards(session: AsyncSession, turns: Sequence[FinishedTurn], s
     await sample_groups.lock_groups(session, [turn.id for turn in turns])
     turns = await signals.read_finished_turns(session, [turn.id for turn in turns])  # as they are under the lock
     configs = await read_policy_configs(session, turns, settings)
-    signals_by_turn = await signals.read_signals(session, turns, configs.rewards)
+    signals_by_turn = await signals.read_signals(session, turns, configs.rewards, configs.compare_episodes)
     stored: dict[str, dict[str, Reward]] = defaultdict(dict)
     rows = select(Reward).where(Reward.turn_id.in_(signals_by_turn)).order_by(Reward.turn_id, Reward.source)
     for row in await session.scalars(rows.with_for_update()):
@@ -66,8 +66,7 @@ async def update_rewards(session: AsyncSession, turns: Sequence[FinishedTurn], s
     await session.flush()
     if settings.raters.trust:
         await _record_agreement(session, stored, new_signals)
-    quarantined = {key: one.quarantine_reason for key, one in trust.items() if one.quarantine_reason is not None}
-    await samples.update_samples(session, turns, configs, settings, quarantined)
+    await samples.update_samples(session, turns, configs, settings)
 
 
 async def _update_trust(
@@ -132,5 +131,5 @@ async def update_turn_samples(session: AsyncSession, turn_ids: Collection[str], 
     """
     await sample_groups.lock_groups(session, turn_ids)
     turns = await signals.read_finished_turns(session, turn_ids)
-    await samples.update_samples(session, turns, await read_policy_configs(session, turns, settings), settings, {})
+    await samples.update_samples(session, turns, await read_policy_configs(session, turns, settings), settings)
     enqueue_after_commit(session, "assemble")

@@ -8,8 +8,8 @@ from itertools import chain
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.database import now
-from app.models import Origin, Rollout, RolloutState, Turn, TurnState, lock_turns
+from app.core.database import chunked, now
+from app.models import Episode, Origin, Rollout, RolloutState, Turn, TurnState, lock_turns
 from workers.feedback.signals import COLUMNS, FinishedTurn, in_order
 
 
@@ -40,13 +40,35 @@ async def lock_groups(session: AsyncSession, turn_ids: Collection[str]) -> None:
     """Lock these turns and the other members of their groups, before anything that depends on them.
 
     When two replies of a group get their results at the same time, the second must see the first. Otherwise neither
-    transaction would find that the group is complete.
+    transaction would find that the group is complete. So must the second of two turns of an episode, or of episodes of
+    a group: the first turn of each episode is locked for all of them.
     """
     completion_ids = select(Turn.completion_id).where(Turn.id.in_(turn_ids))
     is_further = or_(Turn.origin != Origin.CHAT, Turn.choice_index > 0)
     with_others = select(Turn.completion_id).where(Turn.completion_id.in_(completion_ids), is_further)
     members = await session.scalars(select(Turn.id).where(Turn.completion_id.in_(with_others)))
-    await lock_turns(session, {*turn_ids, *members}, key_share=True)
+    first_turns = await _find_first_turns(session, turn_ids)
+    await lock_turns(session, {*turn_ids, *members, *first_turns}, key_share=True)
+
+
+async def _find_first_turns(session: AsyncSession, turn_ids: Collection[str]) -> list[str]:
+    """Return the first turns of the episodes of these turns, and of the other episodes of their groups."""
+    of_turns = select(Turn.episode_id).where(Turn.id.in_(turn_ids), Turn.episode_id.is_not(None))
+    columns = select(Episode.id, Episode.project_id, Episode.group_id)
+    found = (await session.execute(columns.where(Episode.id.in_(of_turns)))).all()
+    ids = {row.id for row in found}
+    groups: dict[str, set[str]] = defaultdict(set)
+    for row in found:
+        if row.group_id is not None:
+            groups[row.project_id].add(row.group_id)
+    for project_id, names in groups.items():  # SQLite uses no index for a condition on pairs of columns
+        in_groups = (Episode.project_id == project_id, Episode.group_id.in_(names))
+        ids.update(await session.scalars(select(Episode.id).where(*in_groups)))
+    first_turns: list[str] = []
+    for chunk in chunked(ids):
+        is_first = (Turn.episode_id.in_(chunk), Turn.episode_step == 1)
+        first_turns += await session.scalars(select(Turn.id).where(*is_first))
+    return first_turns
 
 
 async def lock_and_find_deleted(session: AsyncSession, turn_ids: Collection[str]) -> set[str]:

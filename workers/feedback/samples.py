@@ -11,9 +11,20 @@ from alignment.config.rewards import EXPLICIT, RewardsConfig
 from alignment.signals.combine_rewards import CombinedReward, scores_unseen_replies
 from alignment.tolerance import is_tie
 from app.chat.histories import read_prompt_ids
-from app.core.database import database_time
+from app.core.database import chunked, database_time
 from app.core.settings import Settings
-from app.models import Judgement, JudgementState, Origin, Reward, Sample, SampleRule, SampleState, Turn
+from app.models import (
+    Judgement,
+    JudgementState,
+    Origin,
+    Rater,
+    RaterStanding,
+    Reward,
+    Sample,
+    SampleRule,
+    SampleState,
+    Turn,
+)
 from app.raters.names import is_person
 from app.training.automated_samples import find_replaceable
 from app.training.batch_samples import UNDONE
@@ -21,11 +32,13 @@ from app.training.unlearning import WITHDRAWN
 from app.training.vote_totals import reopen_votes_on_turns
 from workers.feedback import corrections, rater_trust, sample_groups, signals
 from workers.feedback.comparable_rewards import select_comparable
-from workers.feedback.episode_trees import read_trees, ready_times
+from workers.feedback.group_readiness import ready_times
 from workers.feedback.policy_configs import PolicyConfigs
+from workers.feedback.read_trees import read_trees
 from workers.feedback.returns import compute_returns, credit_deadline
 from workers.feedback.signals import FinishedTurn
 
+OFF_PATH = "the attempts of its group are compared, and its episode did not go on from its reply"
 WAITING = (SampleState.OPEN, SampleState.QUARANTINED)  # states in which a sample may still change
 
 
@@ -41,13 +54,11 @@ async def update_samples(
     turns: Sequence[FinishedTurn],
     configs: PolicyConfigs,
     settings: Settings,
-    quarantined: Mapping[tuple[str, str], str],
 ) -> None:
     """Create or change the samples of these turns and of their groups as their rewards demand.
 
     A sample in a batch stays as it is, but for a person's feedback that replaces an automated reward after the update
-    (app/training/automated_samples.py). `quarantined` holds, by (project id, rater), why samples with this rater's
-    feedback must wait.
+    (app/training/automated_samples.py). Samples with the feedback of a quarantined rater wait for an admin.
     """
     turns = [turn for turn in turns if turn.origin != Origin.SHADOW]  # compared, but never trained on
     rewards, need_groups = configs.rewards, configs.need_groups
@@ -55,7 +66,7 @@ async def update_samples(
     turns = groups.with_members(turns)
     all_turns = await _with_conversations(session, turns, rewards)
     trees = await read_trees(session, all_turns, configs)
-    episode_groups = {turn.id: tree.group for tree in trees for turn in tree.turns}
+    trees_by_turn = {turn.id: tree for tree in trees for turn in tree.turns}
     all_turns = signals.in_order([*all_turns, *(turn for tree in trees for turn in tree.turns)])
     turn_ids = [turn.id for turn in all_turns]
     turn_rewards = await _read_rewards(session, turn_ids)
@@ -65,27 +76,30 @@ async def update_samples(
         grouped = [turn for turn in all_turns if turn.policy_id in need_groups]
         counted, alone = select_comparable(grouped, counted, comparison_groups)
     returns = compute_returns(all_turns, trees, counted, rewards, rater_trust.newcomer_trust(settings).weight)
-    changed = {turn.id for turn in turns} | episode_groups.keys()
+    changed = {turn.id for turn in turns} | trees_by_turn.keys()
     affected = [turn for turn in all_turns if turn.id in changed or rewards[turn.policy_id].discount > 0]
     affected_ids = [turn.id for turn in affected]
-    rows = await session.scalars(
-        select(Sample).where(Sample.turn_id.in_(affected_ids)).order_by(Sample.turn_id).with_for_update()
-    )
-    samples = {row.turn_id: row for row in rows}
+    samples: dict[str, Sample] = {}
+    for chunk in chunked(affected_ids):
+        rows = select(Sample).where(Sample.turn_id.in_(chunk)).order_by(Sample.turn_id).with_for_update()
+        samples |= {row.turn_id: row for row in await session.scalars(rows)}
     voted = {turn.id for turn in affected if _has_vote(counted[turn.id]) and rewards[turn.policy_id].uses_feedback}
     replaceable = await find_replaceable(session, voted)
     new_turns = [turn for turn in affected if turn.id not in samples and returns.values[turn.id] is not None]
     clusters = await _read_clusters(session, new_turns) if settings.raters.trust else {}
     usable_texts = await corrections.find_usable(session, (row for turn in affected for row in counted[turn.id]))
     time = await database_time(session)
-    known_at = ready_times(trees, returns.values, counted, rewards, time)
+    answered_at = {turn.id: _ready_at(turn, turn_rewards[turn.id], rewards[turn.policy_id], time) for turn in all_turns}
+    known_at = ready_times(trees, returns.values, counted, rewards, answered_at, time)
+    quarantined = await _read_quarantined(session, affected, returns.raters)
     for turn in affected:
         reward, config = returns.values[turn.id], rewards[turn.policy_id]
         sample = samples.get(turn.id)
         if sample is None:
-            if reward is None:
+            known_reward = reward or returns.off_path.get(turn.id)
+            if known_reward is None:
                 continue
-            sample = _new_sample(turn, reward, clusters.get(turn.id))
+            sample = _new_sample(turn, known_reward, clusters.get(turn.id))
             session.add(sample)
         has_feedback = _has_feedback(counted[turn.id])
         is_unused = _has_feedback(turn_rewards[turn.id].rewards) and not has_feedback
@@ -94,12 +108,21 @@ async def update_samples(
             _open_again(sample)
         elif turn.id not in voted:
             _close_again(sample)
-        _update_reward(sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback)
+        if turn.id in returns.off_path:
+            _drop_off_path(sample)
+        else:
+            _update_reward(
+                sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback
+            )
         if sample.state in WAITING:
-            sample.step_return = returns.step_returns.get(turn.id)
-            sample.step_reward = returns.step_rewards.get(turn.id)
-        if (episode_group := episode_groups.get(turn.id)) is not None:
-            sample.group_id = episode_group
+            sample.turn_return = returns.turn_returns.get(turn.id)
+            sample.turn_reward = returns.turn_rewards.get(turn.id)
+            sample.episode_reward = returns.episode_rewards.get(turn.id)
+        tree = trees_by_turn.get(turn.id)
+        is_compared = tree is not None and tree.group is not None
+        sample.episode_id = turn.episode_id if is_compared else None
+        if tree is not None and tree.group is not None:
+            sample.group_id = tree.group
         elif turn.id in alone:
             sample.group_id = f"turn/{turn.id}"  # not the id of its completion, which may be the same
         elif turn.policy_id in need_groups:
@@ -115,7 +138,7 @@ async def update_samples(
             credit_at = known_at[turn.id] if turn.id in known_at else credit_deadline(turn, config)
             sample.ready_at = max([groups.open_until.get(turn.completion_id, 0.0), credit_at, *member_times])
             sample.rater = _main_rater(returns.rated_by[groups.rated_turn(turn).id])
-            _quarantine(sample, turn, returns.rated_by[turn.id], quarantined)
+            _quarantine(sample, turn, returns.raters[turn.id], quarantined)
         if sample.origin is not None:  # for a new sample the assembly fills it in, with the columns beside it
             is_automated = sample.rater is None and not _has_feedback(turn_rewards[turn.id].rewards)
             sample.is_automated = is_automated and turn.origin != Origin.PROMPT_SET
@@ -139,17 +162,13 @@ async def _with_conversations(
 async def _read_rewards(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, TurnRewards]:
     turn_rewards: dict[str, list[Reward]] = defaultdict(list)
     settled_sources: dict[str, set[str]] = defaultdict(set)
-    for reward in await session.scalars(
-        select(Reward).where(Reward.turn_id.in_(turn_ids)).order_by(Reward.created_at, Reward.id)
-    ):
-        turn_rewards[reward.turn_id].append(reward)
-    rows = await session.execute(
-        select(Judgement.turn_id, Judgement.source).where(
-            Judgement.turn_id.in_(turn_ids), Judgement.state != JudgementState.OPEN
-        )
-    )
-    for turn_id, source in rows:
-        settled_sources[turn_id].add(source)
+    for chunk in chunked(turn_ids):
+        of_turns = select(Reward).where(Reward.turn_id.in_(chunk)).order_by(Reward.created_at, Reward.id)
+        for reward in await session.scalars(of_turns):
+            turn_rewards[reward.turn_id].append(reward)
+        has_settled = (Judgement.turn_id.in_(chunk), Judgement.state != JudgementState.OPEN)
+        for turn_id, source in await session.execute(select(Judgement.turn_id, Judgement.source).where(*has_settled)):
+            settled_sources[turn_id].add(source)
     return {id: TurnRewards(turn_rewards[id], settled_sources[id]) for id in turn_ids}
 
 
@@ -219,13 +238,19 @@ def _update_reward(
             sample.reason = None  # it has new feedback itself
         sample.reward, sample.weight, sample.uses_feedback = reward.value, reward.weight, uses_feedback
     elif sample.state == SampleState.DROPPED and exclusion_reason is None:
-        is_usable_again = sample.rule == SampleRule.WITHDRAWN or (
+        is_usable_again = sample.rule in (SampleRule.WITHDRAWN, SampleRule.OFF_PATH) or (
             sample.rule == SampleRule.TOO_OLD and has_feedback and uses_feedback
         )
         if not is_usable_again:
             return
         sample.state, sample.rule, sample.reason = SampleState.OPEN, None, None
         sample.reward, sample.weight, sample.uses_feedback = reward.value, reward.weight, uses_feedback
+
+
+def _drop_off_path(sample: Sample) -> None:
+    """Drop a sample of a compared episode that did not go on from its reply."""
+    if sample.state in WAITING or (sample.state == SampleState.DROPPED and sample.rule == SampleRule.WITHDRAWN):
+        sample.state, sample.rule, sample.reason = SampleState.DROPPED, SampleRule.OFF_PATH, OFF_PATH
 
 
 def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConfig, time: float) -> float:
@@ -249,10 +274,25 @@ def _main_rater(turn_rewards: Sequence[Reward]) -> str | None:
 
 
 def _quarantine(
-    sample: Sample, turn: FinishedTurn, turn_rewards: Sequence[Reward], quarantined: Mapping[tuple[str, str], str]
+    sample: Sample, turn: FinishedTurn, raters: Collection[str], quarantined: Mapping[tuple[str, str], str]
 ) -> None:
     """Quarantine the sample if one of its raters is quarantined: that feedback is part of its reward."""
-    for row in turn_rewards:
-        if (reason := quarantined.get((turn.project_id, row.rater or ""))) is not None:
+    for rater in sorted(raters):
+        if (reason := quarantined.get((turn.project_id, rater))) is not None:
             sample.state, sample.reason = SampleState.QUARANTINED, reason
             return
+
+
+async def _read_quarantined(
+    session: AsyncSession, turns: Sequence[FinishedTurn], raters: Mapping[str, Collection[str]]
+) -> dict[tuple[str, str], str]:
+    """Return why the quarantined ones among the raters of these turns are, by (project id, rater)."""
+    found: dict[tuple[str, str], str] = {}
+    for chunk in chunked({name for turn in turns for name in raters[turn.id]}):
+        in_projects = (Rater.project_id.in_({turn.project_id for turn in turns}), Rater.name.in_(chunk))
+        query = select(Rater.project_id, Rater.name, Rater.reason)
+        for project_id, name, reason in await session.execute(
+            query.where(*in_projects, Rater.standing == RaterStanding.QUARANTINED)
+        ):
+            found[project_id, name] = reason or "quarantined"
+    return found

@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from operator import attrgetter
-from typing import Literal, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, exists, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.rewards import ExplicitSource, RewardsConfig
 from alignment.signals.combine_rewards import NUMERIC_KINDS, feedback_reward, rewards_from_ranks, spread_over_turns
 from app.chat.histories import read_prompt_ids
+from app.core.database import chunked
 from app.feedback.effective import is_withdrawn, kind_class
 from app.feedback.schemas import WITHDRAWAL
 from app.models import Episode, EpisodeState, Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
@@ -59,45 +60,61 @@ def in_order(turns: Iterable[FinishedTurn]) -> list[FinishedTurn]:
 
 async def read_finished_turns(session: AsyncSession, turn_ids: Collection[str]) -> list[FinishedTurn]:
     """Return those of the turns that have finished, in order of creation."""
-    rows = await session.execute(
-        select(*COLUMNS).where(Turn.id.in_(turn_ids), Turn.state != TurnState.OPEN).order_by(Turn.created_at, Turn.id)
-    )
-    return [FinishedTurn(*row) for row in rows]
+    turns: list[FinishedTurn] = []
+    for chunk in chunked(turn_ids):
+        rows = await session.execute(select(*COLUMNS).where(Turn.id.in_(chunk), Turn.state != TurnState.OPEN))
+        turns += [FinishedTurn(*row) for row in rows]
+    return in_order(turns)
 
 
 async def read_series(session: AsyncSession, series: Series, pairs: Collection[tuple[str, str]]) -> list[FinishedTurn]:
     """Return the finished chat turns of conversations or of episodes; of a very long one the latest MAX_SERIES_TURNS.
 
-    Requests that the engine refused have no reply and are left out. `pairs` holds (project id, its id).
+    Requests that the engine refused have no reply and are left out. `pairs` holds (project id, its id). Those of each
+    conversation or episode are in order of creation.
     """
     turns: list[FinishedTurn] = []
+    if series == "episode":  # a group has many of them
+        for project_id, found in groupby(sorted(pairs), itemgetter(0)):
+            for chunk in chunked([id for _, id in found]):
+                turns += await _read_episodes(session, project_id, chunk)
+        return turns
     for project_id, id in sorted(pairs):
-        turns += await _read_chats(session, Turn.project_id == project_id, getattr(Turn, f"{series}_id") == id)
+        newest = _chats(Turn.project_id == project_id, Turn.conversation_id == id)
+        newest = newest.order_by(Turn.created_at.desc(), Turn.id.desc()).limit(MAX_SERIES_TURNS)
+        turns += [FinishedTurn(*row) for row in await session.execute(newest)][::-1]
     return turns
 
 
-async def _read_chats(session: AsyncSession, *conditions: ColumnElement[bool]) -> list[FinishedTurn]:
-    rows = await session.execute(
-        select(*COLUMNS)
-        .where(*conditions, Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED)), Turn.origin == Origin.CHAT)
-        .order_by(Turn.created_at.desc(), Turn.id.desc())
-        .limit(MAX_SERIES_TURNS)
-    )
-    return [FinishedTurn(*row) for row in rows][::-1]
+async def _read_episodes(session: AsyncSession, project_id: str, ids: Sequence[str]) -> list[FinishedTurn]:
+    newest_first = (Turn.created_at.desc(), Turn.id.desc())
+    position = func.row_number().over(partition_by=Turn.episode_id, order_by=newest_first).label("position")
+    chats = _chats(Turn.project_id == project_id, Turn.episode_id.in_(ids)).add_columns(position).subquery().c
+    query = select(*[chats[name] for name in FinishedTurn._fields]).where(chats.position <= MAX_SERIES_TURNS)
+    return [FinishedTurn(*row) for row in await session.execute(query.order_by(chats.created_at, chats.id))]
+
+
+def _chats(*conditions: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    is_finished = Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED))
+    return select(*COLUMNS).where(*conditions, is_finished, Turn.origin == Origin.CHAT)
 
 
 async def read_signals(
-    session: AsyncSession, turns: Sequence[FinishedTurn], configs: Mapping[str, RewardsConfig]
+    session: AsyncSession,
+    turns: Sequence[FinishedTurn],
+    configs: Mapping[str, RewardsConfig],
+    compare_episodes: Collection[str] = (),
 ) -> SignalsByTurn:
     """Return the effective feedback about these turns: about a turn, its conversation or episode, or a ranking with it.
 
-    `configs` holds the reward configuration of each policy.
+    `configs` holds the reward configuration of each policy, `compare_episodes` the policies whose algorithms compare
+    the episodes of a group.
     """
     signals: SignalsByTurn = {turn.id: {} for turn in turns}
     turns_by_id = {turn.id: turn for turn in turns}
     await _add_turn_signals(session, turns_by_id, configs, signals)
     for series in SERIES:
-        await _add_series_signals(session, series, turns, configs, signals)
+        await _add_series_signals(session, series, turns, configs, compare_episodes, signals)
     await _add_ranking_signals(session, turns_by_id, signals)
     return signals
 
@@ -170,6 +187,7 @@ async def _add_series_signals(
     series: Series,
     turns: Sequence[FinishedTurn],
     configs: Mapping[str, RewardsConfig],
+    compare_episodes: Collection[str],
     signals: SignalsByTurn,
 ) -> None:
     """Add feedback on whole conversations, or on whole episodes that have ended, to those of their turns."""
@@ -181,8 +199,20 @@ async def _add_series_signals(
     is_about_pairs = tuple_(Feedback.project_id, getattr(Feedback, name)).in_(sorted(pairs))
     of_series = _latest_of_each_source(and_(is_about_pairs, Feedback.turn_id.is_(None), ~is_open))
     rows = await session.scalars(of_series.order_by(Feedback.project_id, getattr(Feedback, name), Feedback.seq))
-    for pair, grouped in groupby(rows, attrgetter("project_id", name)):
-        _spread(list(grouped), await read_series(session, series, [pair]), series, configs, signals)
+    feedback = {pair: list(grouped) for pair, grouped in groupby(rows, attrgetter("project_id", name))}
+    turns_of: dict[tuple[str, str], list[FinishedTurn]] = defaultdict(list)
+    for turn in await read_series(session, series, feedback):
+        turns_of[turn.project_id, getattr(turn, name)].append(turn)
+    in_groups = set[str]()
+    if series == "episode" and compare_episodes:
+        of_pairs = select(Episode.id).where(Episode.id.in_({id for _, id in pairs}))
+        in_groups = set(await session.scalars(of_pairs.where(Episode.group_id.is_not(None))))
+    for pair, latest in feedback.items():
+        # Of an outcome that a tree is computed with, each turn has all: the tree of the episode says whose it is.
+        whole = set(compare_episodes) if pair[1] in in_groups else set[str]()
+        if series == "episode":
+            whole |= {id for id, config in configs.items() if config.episode_credit == "return"}
+        _spread(latest, turns_of[pair], series, configs, whole, signals)
 
 
 def _spread(
@@ -190,17 +220,20 @@ def _spread(
     turns: Sequence[FinishedTurn],
     prefix: str,
     configs: Mapping[str, RewardsConfig],
+    whole: Collection[str],
     signals: SignalsByTurn,
 ) -> None:
-    """Add the latest feedback on a whole conversation or episode to those of its turns that `signals` has."""
+    """Add the latest feedback on a whole conversation or episode to those of its turns that `signals` has.
+
+    It is spread over the turns, but in the policies of `whole`, where each turn has all of it.
+    """
     requested = [(index, turn) for index, turn in enumerate(turns) if turn.id in signals]
     for policy_id in {turn.policy_id for _, turn in requested}:  # a conversation may move to another policy
         config = configs[policy_id]
         latest = signals_by_source(feedback, turns[0], explicit_source(config))
         for key, signal in latest.items():
-            shares = [signal.value] * len(turns)  # of an outcome: the tree of the episode says whose it is
-            if prefix != "episode" or config.episode_credit == "outcome":
-                shares = spread_over_turns(signal.value, len(turns), config)
+            is_whole = policy_id in whole
+            shares = [signal.value] * len(turns) if is_whole else spread_over_turns(signal.value, len(turns), config)
             for index, turn in requested:
                 if turn.policy_id == policy_id:
                     signals[turn.id][f"{prefix}/{key}"] = signal._replace(value=shares[index])
@@ -249,17 +282,19 @@ async def read_ranked_turn_ids(session: AsyncSession, targets: Collection[tuple[
 
 async def read_comparison_groups(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:
     """Return the group of each turn that was ranked among replies to exactly the same prompt tokens, by turn."""
-    of_turns = Feedback.seq.in_(_rankings_of(turn_ids))  # those of one target rank the same turns
-    one_of_each_target = select(func.max(Feedback.seq)).where(of_turns).group_by(Feedback.project_id, Feedback.target)
-    rows = await session.execute(
-        select(FeedbackRank.feedback_seq, Feedback.target, Turn.id)
-        .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
-        .join(Turn, Turn.id == FeedbackRank.turn_id)
-        .where(FeedbackRank.feedback_seq.in_(one_of_each_target))
-        .order_by(FeedbackRank.feedback_seq)
-    )
     prompts: dict[tuple[int, str], dict[str, tuple[int, ...]]] = defaultdict(dict)
-    ranked = rows.all()
+    found: set[tuple[int, str, str]] = set()
+    for chunk in chunked(turn_ids):
+        of_turns = Feedback.seq.in_(_rankings_of(chunk))  # those of one target rank the same turns
+        one_of_each = select(func.max(Feedback.seq)).where(of_turns).group_by(Feedback.project_id, Feedback.target)
+        rows = await session.execute(
+            select(FeedbackRank.feedback_seq, Feedback.target, Turn.id)
+            .join(Feedback, Feedback.seq == FeedbackRank.feedback_seq)
+            .join(Turn, Turn.id == FeedbackRank.turn_id)
+            .where(FeedbackRank.feedback_seq.in_(one_of_each))
+        )
+        found.update((seq, target, turn_id) for seq, target, turn_id in rows)
+    ranked = sorted(found)
     prompt_ids = await read_prompt_ids(session, {turn_id for _, _, turn_id in ranked})
     for seq, target, turn_id in ranked:
         prompts[seq, target][turn_id] = tuple(prompt_ids.get(turn_id, ()))

@@ -152,7 +152,7 @@ async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -
     result = await session.execute(
         select(
             *(Turn, Sample.reward, Sample.weight, Sample.group_id),
-            *(Sample.step_return, Sample.step_reward, Sample.automated_batch_id, Version.number),
+            *(Sample.turn_return, Sample.turn_reward, Sample.automated_batch_id, Version.number),
         )
         .join(Sample, Sample.turn_id == Turn.id)
         .join(Version, Version.id == Turn.version_id)
@@ -174,11 +174,11 @@ async def _read_claimed(session: AsyncSession, row: Batch, settings: Settings) -
             lag=lags.get(number, abs(parent.number - number)),
             group=group,
             place=places.get(turn.id),
-            step_return=step_return,
-            step_reward=step_reward,
+            turn_return=turn_return,
+            turn_reward=turn_reward,
             weight=weight,
         )
-        for turn, reward, weight, group, step_return, step_reward, _, number in rows
+        for turn, reward, weight, group, turn_return, turn_reward, _, number in rows
     )
     num_replaced = sum(automated_batch_id is not None for *_, automated_batch_id, _ in rows)
     held_out = await read_held_out(session, row, parent, {sample.turn_id for sample in samples})

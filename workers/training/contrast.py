@@ -62,7 +62,7 @@ async def _have_contrast(session: AsyncSession, policy_id: str, keys: Collection
     alone = (Sample.turn_id.in_(keys), Sample.group_id.is_(None), Sample.state == SampleState.OPEN)
     rewards: dict[str, list[float]] = defaultdict(list)
     for conditions in (in_group, alone):  # two statements: each reads by an index of its own
-        query = select(sample_conditions.group_key(), Sample.reward).where(*conditions)
+        query = select(sample_conditions.group_key(), sample_conditions.compared_reward()).where(*conditions)
         for key, reward in set(await session.execute(query)):  # in any order: SQLite would read all for a complete one
             rewards[key].append(reward)
     return any(exceeds(max(values), min(values), algorithm.min_contrast) for values in rewards.values())

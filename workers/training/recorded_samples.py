@@ -1,5 +1,6 @@
 """Recorded turns in token space: the samples of a batch, and the replies that the KL of its update is measured on."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -17,10 +18,12 @@ MAX_HELD_OUT = 64  # replies: most often they have the tokens that are needed, a
 
 
 class Place(NamedTuple):
-    """Where a turn is in its episode: after how many turns of its line, and after which one; None for a root."""
+    """Where a turn is in its episode: after how many turns of its line, after which one, None for a root, and before
+    how many turns that go on from it."""
 
     depth: int
     parent: str | None
+    num_next: int = 0
 
 
 def to_sample(
@@ -32,8 +35,8 @@ def to_sample(
     lag: int = 0,
     group: str | None = None,
     place: Place | None = None,
-    step_return: float | None = None,
-    step_reward: float | None = None,
+    turn_return: float | None = None,
+    turn_reward: float | None = None,
     weight: float = 1.0,
 ) -> alignment_types.Sample:
     """Return a recorded turn in token space; `number` is that of the version that generated it."""
@@ -51,10 +54,12 @@ def to_sample(
         conversation=turn.conversation_id,
         turn_index=turn.num_messages,  # the same for all replies to one prompt
         episode=turn.episode_id,
+        agent=turn.agent,
         depth=None if place is None else place.depth,
         parent=None if place is None else place.parent,
-        step_return=step_return,
-        step_reward=step_reward,
+        num_next=0 if place is None else place.num_next,
+        turn_return=turn_return,
+        turn_reward=turn_reward,
         weight=weight,
     )
 
@@ -69,9 +74,14 @@ async def read_places(session: AsyncSession, turns: Collection[Turn]) -> dict[st
     order = (Turn.episode_id, Turn.episode_step, Turn.choice_index, Turn.id)
     places: dict[str, Place] = {}
     for _, rows in groupby(await session.execute(query.order_by(*order)), lambda row: row.episode_id):
-        for shown in graph.build_graph(list(rows)):
-            parent = shown.parent_turn_id
-            places[shown.id] = Place(0 if parent is None else places[parent].depth + 1, parent)
+        shown = graph.build_graph(list(rows))
+        continued = {turn.parent_turn_id for turn in shown}
+        num_next = Counter(
+            turn.parent_turn_id for turn in shown if turn.state == TurnState.DONE or turn.id in continued
+        )
+        for turn in shown:
+            parent = turn.parent_turn_id
+            places[turn.id] = Place(0 if parent is None else places[parent].depth + 1, parent, num_next[turn.id])
     return places
 
 

@@ -19,14 +19,15 @@ from app.core.planner import prefer_indexes
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState
 from app.training import sample_conditions, service
-from app.training.episode_groups import is_of_episodes
+from app.training.episode_groups import MAX_ATTEMPTS, PREFIX, is_of_episodes
 from app.training.policy_config import effective_rollouts
 from app.training.sample_columns import is_open
 from app.training.service import max_samples
 from workers.feedback import rater_trust
+from workers.feedback.signals import MAX_SERIES_TURNS
 
 MAX_GROUP_SIZE = 64  # replies to one prompt
-MAX_EPISODE_GROUP_SIZE = 2048  # turns of the episodes of a group
+MAX_EPISODE_GROUP_SIZE = MAX_ATTEMPTS * MAX_SERIES_TURNS  # turns of the episodes of a group
 MIN_FIRST_SAMPLES, MAX_FIRST_SAMPLES = 512, 8192  # that are read before all of them are
 # Of two groups, the one with the smaller priority is selected first, then the older one.
 FIRST, NORMAL, AUTOMATED, WAITS_FOR_NEW = -1000, 0, 1, 2
@@ -107,8 +108,12 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
             .execution_options(populate_existing=True)
         )
     )
-    rewards = [(sample.group_id or sample.turn_id, sample.reward) for sample in locked]
+    rewards = [(sample.group_id or sample.turn_id, _compared_reward(sample)) for sample in locked]
     return locked if not pool.needs_contrast or _has_contrast(rewards, algorithm) else []
+
+
+def _compared_reward(sample: Sample) -> float:
+    return sample.reward if sample.episode_reward is None else sample.episode_reward
 
 
 def _has_contrast(rewards: Iterable[tuple[str, float]], algorithm: UpdateConfig) -> bool:
@@ -138,8 +143,9 @@ async def _find_contrast(session: AsyncSession, pool: SamplePool, reward: float,
 
 
 class ReadyGroup(NamedTuple):
-    """Samples of replies to one prompt: their rewards by turn. `is_planned` is true if the prompt comes from a prompt
-    set, not from a chat.
+    """Samples of replies to one prompt, or of the episodes of a group: by turn the rewards that are compared.
+
+    `is_planned` is true if the prompt comes from a prompt set, not from a chat.
 
     Groups sort by priority, then by `order`: the time at which the first of the samples became ready, or its negative
     for automated rewards.
@@ -243,7 +249,8 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
     """Ready samples within the caps on raters, conversations and clusters.
 
     The caps apply one after the other, so that a sample beyond its rater's cap takes no place from the others of its
-    conversation and cluster. Replies to one prompt count once, since they are selected together.
+    conversation and cluster. Replies to one prompt count once, since they are selected together. A group of episodes
+    is within the caps as a whole or not at all: without some of its turns it would be compared by the others alone.
     """
     even_share = service.even_share(size, num_raters)
     for name, share in (
@@ -261,7 +268,14 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
             project_id = select(Policy.project_id).where(Policy.id == policy_id).scalar_subquery()
             statement = statement.outerjoin(Rater, and_(Rater.project_id == project_id, Rater.name == ranked.c.rater))
             is_within_cap = _is_within_rater_cap(ranked.c.position, max_samples(share, size), even_share, settings)
-        samples = statement.where(or_(ranked.c[name].is_(None), is_within_cap)).subquery()
+        is_within_cap = or_(ranked.c[name].is_(None), is_within_cap)
+        if not settings.algorithm.compares_episodes:
+            samples = statement.where(is_within_cap).subquery()
+            continue
+        unit = case((ranked.c.group_key.startswith(PREFIX), ranked.c.group_key), else_=ranked.c.turn_id)
+        num_beyond = func.sum(case((is_within_cap, 0), else_=1)).over(partition_by=unit).label("num_beyond")
+        capped = statement.add_columns(num_beyond).subquery()
+        samples = select(*[capped.c[column.name] for column in columns]).where(capped.c.num_beyond == 0).subquery()
     return samples
 
 
@@ -279,7 +293,7 @@ def _ready_samples(pool: SamplePool, keys: Collection[str] | None) -> Subquery:
             Sample.rater,
             Sample.conversation_id,
             Sample.cluster,
-            Sample.reward,
+            sample_conditions.compared_reward().label("reward"),
             sample_conditions.group_key().label("group_key"),
             func.min(pool.priority).over(partition_by=sample_conditions.group_key()).label("group_priority"),
             func.min(order).over(partition_by=sample_conditions.group_key()).label("group_order"),
@@ -317,7 +331,7 @@ def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> di
     Replies to one prompt are compared with each other, so a group is split only if it alone exceeds the batch. A group
     of episodes is never split: it may be a batch of its own, which is larger than the others. Groups
     of prompt sets get at most `max_planned` places, or one group. Groups that wait for new samples get as many
-    places as others.
+    places as others; one of episodes that would never fit so joins others that fill half of the batch.
     """
     rewards: dict[str, float] = {}
     num_planned = num_waiting = 0
@@ -325,6 +339,9 @@ def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> di
         num_samples, waits = len(group.rewards), group.priority == WAITS_FOR_NEW
         if group.is_planned and num_planned and num_planned + num_samples > max_planned:
             continue
+        is_large = is_of_episodes(group.key) and num_samples > size // 2
+        if waits and is_large and not num_waiting and 2 * len(rewards) >= size:
+            return rewards | group.rewards
         if waits and 2 * num_waiting + num_samples > len(rewards):
             continue
         if len(rewards) + num_samples <= size:

@@ -29,13 +29,15 @@ class EpisodeFields(TypedDict, total=False):
     """What an episode may be created with; see docs/episodes.md.
 
     `sampling="policy"`: replies are sampled so that they can be learned from, whatever the agent asks for. `group`:
-    {"id": "…", "size": 8}, attempts at the same task. `trace_id`: chats of this trace belong to the episode.
+    {"id": "…", "size": 8}, attempts at the same task. `trace_id`: chats of this trace belong to the episode. `version`:
+    "leash" and "pin" keep it on the version of its first chat.
     """
 
     task: str
     metadata: Mapping[str, str]
     limits: Mapping[str, float]
     sampling: Literal["request", "policy"]
+    version: Literal["follow", "leash", "pin"]
     group: Mapping[str, Any]
     trace_id: str
 

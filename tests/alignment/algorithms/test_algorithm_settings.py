@@ -23,8 +23,8 @@ from tests.support.worked_batches import make_train_data, reduce_loss, reduce_va
 
 STEPS = 4  # the drift control of length-aware PPO waits for several
 # Rewards by group: two differ by less than `min_margin` of DPO, two by a little more.
-REWARDS = ((1.0, 0.2), (-0.5, -0.54), (0.9, -0.7), (0.3, 0.37))
-LENGTHS = ((1, 8), (3, 5), (6, 4), (2, 7))
+REWARDS = ((1.0, 0.2), (-0.5, -0.54), (0.9, -0.7), (0.3, 0.37), (0.5, -0.2, 0.1))
+LENGTHS = ((1, 8), (3, 5), (6, 4), (2, 7), (3, 4, 5))
 
 
 class Scale(BaseModel):
@@ -95,7 +95,8 @@ def batch_of(algorithm: RLAlgorithm, step: int) -> TrainData:
             conversation=f"talk {index}",
             turn_index=group,
             version=step + index,
-            step_return=index * reward,
+            turn_return=index * reward,
+            agent=("planner", "planner", "worker")[index],
         )
         for group, (rewards, lengths) in enumerate(zip(REWARDS, LENGTHS, strict=True))
         for index, (reward, length) in enumerate(zip(rewards, lengths, strict=True))
@@ -119,10 +120,10 @@ def _with_lag(sample: Sample, lag: int) -> Sample:
 
 @cache
 def draws(step: int) -> dict[str, torch.Tensor]:
-    """Return log-probs, values and entropies of eight replies of eight tokens."""
+    """Return log-probs, values and entropies of eleven replies of eight tokens."""
     generator = torch.Generator().manual_seed(step)
     names = ("rollout_logprobs_BT", "old_logprobs_BT", "ref_logprobs_BT", "logprobs_BT", "values_BT", "entropy_BT")
-    sampled = {name: torch.randn(8, 8, generator=generator, dtype=torch.float64) for name in names}
+    sampled = {name: torch.randn(11, 8, generator=generator, dtype=torch.float64) for name in names}
     return {name: x_BT if name == "values_BT" else -x_BT.abs() for name, x_BT in sampled.items()}
 
 

@@ -39,6 +39,23 @@ def test_batch_without_pairs_is_rejected() -> None:
         DPO(DPOConfig()).select(RANKED[3:])
 
 
+def test_the_turns_of_a_group_of_episodes_are_no_pairs_but_those_with_the_same_prompt() -> None:
+    """Samples of groups of episodes may be left from another algorithm."""
+    samples = [
+        reply(1.0, 1, "task", episode="a"),
+        reply(1.0, 1, "task", episode="a", prompt_ids=(1, 5, 2)),
+        reply(-1.0, 1, "task", episode="b"),
+        reply(-0.5, 1, "task", episode="c"),
+    ]
+    assert DPO(DPOConfig()).pairs(samples) == [(0, 2), (0, 3), (3, 2)]
+    assert OnlineDPO(OnlineDPOConfig()).pairs([*samples, reply(0.0, 1, "task", prompt_ids=(1, 5, 2))]) == [
+        (0, 2),
+        (1, 4),
+    ]
+    with pytest.raises(NothingToCompare):
+        DPO(DPOConfig()).select(samples[1:3])
+
+
 def test_dpo_by_hand() -> None:
     dpo, data = DPO(DPOConfig(beta=0.5)), make_train_data([reply(1.0, 2, "a"), reply(-1.0, 1, "a")])
     logprobs_BT = torch.tensor([[-0.8, -0.9], [-1.4, 0.0]])

@@ -1,6 +1,7 @@
 """GRPO, Dr.GRPO, DAPO, RLOO and REINFORCE++ on groups of replies, worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -141,10 +142,10 @@ def test_overlong_penalty_begins_in_the_buffer(length: int, penalty: float) -> N
     assert overlong_penalty(length, 80, 20) == penalty
 
 
-def turns(episode: str, *rewards: float, is_return: bool = False) -> list[Sample]:
+def turns(episode: str, *rewards: float, is_return: bool = False, agent: str | None = None) -> list[Sample]:
     """Return the turns of an episode of the group "task"; the rewards of returns belong to a depth."""
     return [
-        reply(reward, 1, "task", episode=episode, depth=depth if is_return else None)
+        reply(reward, 1, "task", episode=episode, depth=depth if is_return else None, agent=agent)
         for depth, reward in enumerate(rewards)
     ]
 
@@ -166,16 +167,82 @@ def test_an_episode_has_the_mean_reward_of_its_turns() -> None:
 
 def test_one_episode_of_many_turns_is_nothing_to_compare() -> None:
     grpo = GRPO(GRPOConfig())
-    with pytest.raises(NothingToCompare):
+    with pytest.raises(NothingToCompare, match="no group two attempts"):
         grpo.select(turns("a", 1.0, 0.0, -1.0))
     assert grpo.select([*turns("a", 1.0, 0.0), *GROUPS[:1], *turns("b", 0.0)]) == [0, 1, 3]
 
 
 def test_returns_are_compared_at_the_same_depth() -> None:
-    """With γ = ½. The third turn of b has no other at its depth: it is compared with the group, of ¾ and −7/12."""
+    """With γ = ½. No other attempt has a third turn: that of b is compared with nothing."""
     samples = [*turns("a", 0.5, 1.0, is_return=True), *turns("b", -0.25, -0.5, -1.0, is_return=True)]
-    expected = [0.5 - 0.125, 1.0 - 0.25, -0.25 - 0.125, -0.5 - 0.25, -1.0 - (3 / 4 - 7 / 12) / 2]
-    assert first_token_advantages(DrGRPO(DrGRPOConfig()), samples) == pytest.approx(expected, abs=1e-4)
+    expected = [0.5 - 0.125, 1.0 - 0.25, -0.25 - 0.125, -0.5 - 0.25, 0.0]
+    for config in (DrGRPOConfig(), DrGRPOConfig(baseline_per_agent=True)):
+        assert first_token_advantages(DrGRPO(config), samples) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", [GRPO(GRPOConfig()), GiGPO(GiGPOConfig()), DAPO(DAPOConfig())])
+def test_of_two_wins_the_longer_one_has_no_large_advantage_at_its_end(algorithm: RLAlgorithm) -> None:
+    """With γ = ½. At both shared depths the shorter attempt is better, and by √½ of the deviation of two."""
+    samples = [*turns("a", 0.5, 1.0, is_return=True), *turns("b", 0.25, 0.5, 1.0, is_return=True)]
+    step = 0.5**0.5
+    assert first_token_advantages(algorithm, samples) == pytest.approx([step, step, -step, -step, 0.0], abs=1e-4)
+
+
+def test_returns_of_agents_that_no_other_attempt_has_are_compared_with_nothing() -> None:
+    samples = [
+        *turns("a", 0.5, 1.0, is_return=True, agent="worker-1"),
+        *turns("b", 0.5, 1.0, is_return=True, agent="worker-2"),
+    ]
+    with pytest.raises(NoVariance):
+        first_token_advantages(GRPO(GRPOConfig(baseline_per_agent=True)), samples)
+
+
+def test_two_branches_of_one_attempt_are_in_the_deviation() -> None:
+    """Second turns: branches of 1 and 0 in a, ½ in b. Both attempts have the mean ½; the variance is (¼ + ¼) / 2."""
+    first = [reply(0.5, 1, "task", episode=episode, depth=0) for episode in "ab"]
+    second = [
+        reply(reward, 1, "task", episode=episode, depth=1) for episode, reward in (("a", 1), ("a", 0), ("b", 0.5))
+    ]
+    expected = [0.0, 0.0, 1.0, -1.0, 0.0]
+    assert first_token_advantages(GRPO(GRPOConfig()), first + second) == pytest.approx(expected, abs=1e-4)
+    # Each less the mean of the other attempt: 1 − ½, 0 − ½ and ½ − ½.
+    assert first_token_advantages(RLOO(RLOOConfig()), first + second) == [0.0, 0.0, 0.5, -0.5, 0.0]
+
+
+def test_dapo_skips_the_turns_whose_returns_are_equal() -> None:
+    dapo = DAPO(DAPOConfig())
+    with pytest.raises(NothingToCompare):
+        dapo.select([*turns("a", 0.5, 1.0, is_return=True), *turns("b", 0.5, 1.0, is_return=True)])
+    samples = [*turns("a", 0.5, 1.0, is_return=True), *turns("b", 0.5, -1.0, -2.0, is_return=True)]
+    assert dapo.select(samples) == [1, 3]  # the first turns are equal, and the third of b has no other
+
+
+def test_agents_are_compared_by_name_where_the_baseline_is_per_agent() -> None:
+    """The planner of a is liked, its worker is not; b has both, c no worker. The reviewer of c has no other."""
+    samples = [
+        *turns("a", 1.0, agent="planner"),
+        *turns("a", -1.0, -1.0, agent="worker"),
+        *turns("b", 0.0, agent="planner"),
+        *turns("b", 0.5, agent="worker"),
+        *turns("c", -0.25, agent="planner"),
+        *turns("c", 0.75, agent="reviewer"),
+    ]
+    # Planners: the mean of 1, 0 and −¼. Workers: of −1 and ½. The reviewer: the group's episodes −⅓, ¼ and ¼.
+    expected = [1 - 0.25, -0.75, -0.75, -0.25, 0.75, -0.5, 0.75 - 1 / 18]
+    config = DrGRPOConfig(baseline_per_agent=True)
+    assert first_token_advantages(DrGRPO(config), samples) == pytest.approx(expected, abs=1e-4)
+    together = [reward.reward - 1 / 18 for reward in samples]
+    assert first_token_advantages(DrGRPO(DrGRPOConfig()), samples) == pytest.approx(together, abs=1e-4)
+
+
+def test_returns_are_compared_at_the_same_depth_of_the_same_agent() -> None:
+    samples = [
+        *turns("a", 0.5, is_return=True, agent="planner"),
+        *turns("a", 1.0, is_return=True, agent="worker"),
+        *turns("b", -0.5, is_return=True, agent="planner"),
+        *turns("b", 0.0, is_return=True, agent="worker"),
+    ]
+    assert first_token_advantages(DrGRPO(DrGRPOConfig()), samples) == [0.5, 0.5, -0.5, -0.5]
 
 
 def test_gigpo_adds_the_comparison_of_turns_with_the_same_prompt() -> None:
@@ -185,8 +252,8 @@ def test_gigpo_adds_the_comparison_of_turns_with_the_same_prompt() -> None:
     ⅜ · √2. The second turns have another prompt each.
     """
 
-    def turn(episode: str, outcome: float, step_return: float, *prompt: int) -> Sample:
-        return reply(outcome, 1, "task", episode=episode, prompt_ids=prompt, step_return=step_return)
+    def turn(episode: str, outcome: float, turn_return: float, *prompt: int) -> Sample:
+        return reply(outcome, 1, "task", episode=episode, prompt_ids=prompt, turn_return=turn_return)
 
     samples = [
         *(turn("a", 1.0, 0.5, 1), turn("a", 1.0, 1.0, 1, 5)),
@@ -200,6 +267,10 @@ def test_gigpo_adds_the_comparison_of_turns_with_the_same_prompt() -> None:
     half = GiGPO(GiGPOConfig(step_weight=0.5, scale_by_std=False))
     assert first_token_advantages(half, samples) == pytest.approx([1.1875, 1.0, -1.1875, -1.0, -1.0, 0.0])
     assert half.get_metrics()["critic/shared_states"] == pytest.approx(1 / 3)
+    # Attempt c, too, sees 6 after the reply 5, and there its return is 0: with −½ the mean is −¼, the deviation ¼ · √2.
+    first, seen = replace(samples[3], prompt_ids=(1, 5, 6)), turn("c", 0.0, 0.0, 2, 5, 6)
+    advantages = first_token_advantages(GiGPO(GiGPOConfig()), [*samples[:3], first, *samples[4:], seen])
+    assert (advantages[3], advantages[6]) == pytest.approx((-1 - step, step), abs=1e-4)
     # Between groups no prompt is shared, and replies without an episode have no returns: GRPO.
     assert first_token_advantages(GiGPO(GiGPOConfig()), GROUPS) == first_token_advantages(GRPO(GRPOConfig()), GROUPS)
 

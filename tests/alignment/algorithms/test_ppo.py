@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from alignment.algorithms.base import prepare_step
-from alignment.algorithms.baselines import MAX_VERSIONS, compare_with_others
+from alignment.algorithms.baselines import (
+    MAX_AGENTS,
+    MAX_VERSIONS,
+    AgentBaselines,
+    VersionBaseline,
+    compare_with_others,
+)
 from alignment.algorithms.ppo import PPO, LengthAwarePPO, explained_variance
 from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, LengthAwarePPOConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
@@ -159,6 +165,31 @@ def test_state_of_a_release_without_baselines_by_version_is_the_first_baseline()
         assert data.advantages_BT is not None and data.advantages_BT[:, 0].tolist() == [0.75, -1.25]
 
 
+@pytest.mark.parametrize("per_version", [True, False])
+def test_each_agent_has_a_baseline_of_its_own(per_version: bool) -> None:
+    """The planner's rewards are 1 and 0, then ½; the worker's −1, then −1. The reply has none to compare with."""
+    config = PPOConfig(whiten="off", baseline_per_agent=True, baseline_per_version=per_version)
+    ppo, named = PPO(config), ("planner", "planner", "worker", None)
+    data = make_train_data([reply(r, 1, agent=agent) for r, agent in zip((1.0, 0.0, -1.0, 1.0), named, strict=True)])
+    prepare_step(ppo, 0, data)
+    assert data.advantages_BT is not None and data.advantages_BT[:, 0].tolist() == [1.0, -1.0, 0.0, 0.0]
+    restored = PPO(config)
+    restored.load_state_dict(json.loads(json.dumps(ppo.state_dict())))
+    again = make_train_data([reply(0.5, 1, agent="planner"), reply(-1.0, 1, agent="worker"), reply(0.0, 1)])
+    prepare_step(restored, 1, again)
+    # Planner: ½ − ½. Worker: −1 + 1. The reply: 0 − 1.
+    assert again.advantages_BT is not None
+    assert again.advantages_BT[:, 0].tolist() == pytest.approx([0.0, 0.0, -1.0], abs=1e-6)
+    assert {agent for agent, _ in restored.state_dict()["agents"]} == {"planner", "worker", ""}
+
+
+def test_agents_beyond_a_limit_are_forgotten() -> None:
+    baselines = AgentBaselines(lambda: VersionBaseline(0.7))
+    for number in range(MAX_AGENTS + 10):
+        baselines.compare(torch.tensor([1.0]), [reply(1.0, 1, agent=f"run-{number}")])
+    assert len(baselines.by_agent) == MAX_AGENTS and f"run-{MAX_AGENTS + 9}" in baselines.by_agent
+
+
 def test_gae_advantages_by_hand() -> None:
     values_BT = torch.tensor([[0.2, 0.6], [0.0, 0.0]])
     ppo, data = PPO(PPOConfig(estimator="gae", lam=0.5, whiten="off")), make_train_data(REPLIES, values_BT=values_BT)
@@ -175,8 +206,9 @@ def test_turn_gae_by_hand() -> None:
     With γ = ½ the returns are 1 for turn 3, −1 + ½ for 2 and −¼ for 1.
     """
 
-    def turn(id: str, parent: str | None, step_reward: float, value: float) -> Sample:
-        return reply(value, 2, turn_id=id, parent=parent, step_reward=step_reward, episode="e")
+    def turn(id: str, parent: str | None, turn_reward: float, value: float) -> Sample:
+        num_next = 0 if id == "3" else 1
+        return reply(value, 2, turn_id=id, parent=parent, num_next=num_next, turn_reward=turn_reward, episode="e")
 
     samples = [turn("3", "2", 1.0, 1.0), turn("1", None, 0.0, -0.25), turn("2", "1", -1.0, -0.5)]
     # The value before the first token of each turn; what follows in the turn does not matter.
@@ -193,19 +225,22 @@ def test_turn_gae_by_hand() -> None:
 
 def test_turn_gae_where_a_turn_branches_or_the_next_one_is_not_in_the_batch() -> None:
     samples = [
-        reply(0.0, 1, turn_id="1", step_reward=0.0),
-        reply(1.0, 1, turn_id="2", parent="1", step_reward=1.0),
-        reply(-1.0, 1, turn_id="3", parent="1", step_reward=-1.0),
-        reply(0.5, 1, turn_id="8", parent="7", step_reward=0.0),  # neither 7 nor 9, which went on from 8
+        reply(0.0, 1, turn_id="1", turn_reward=0.0, num_next=2),
+        reply(1.0, 1, turn_id="2", parent="1", turn_reward=1.0),
+        reply(-1.0, 1, turn_id="3", parent="1", turn_reward=-1.0),
+        reply(0.5, 1, turn_id="8", parent="7", turn_reward=0.0, num_next=1),  # neither 7 nor 9, which went on from 8
         reply(1.0, 1, turn_id="no episode"),
+        reply(0.75, 1, turn_id="10", turn_reward=0.0, num_next=2),
+        reply(1.0, 1, turn_id="11", parent="10", turn_reward=1.0),  # without 12, which went on from 10, too
+        reply(-1.0, 1, turn_id="13", parent="11"),  # the agent did not go on with this reply: it has no part in returns
     ]
-    values_BT = torch.tensor([[0.0], [0.5], [0.5], [0.25], [0.5]])
+    values_BT = torch.tensor([[0.0], [0.5], [0.5], [0.25], [0.5], [0.25], [0.5], [0.5]])
     config = PPOConfig(estimator="turn_gae", gamma=1.0, lam=0.5, whiten="off")
     ppo, data = PPO(config), make_train_data(samples, values_BT=values_BT)
     prepare_step(ppo, 0, data)
-    # 1: 0 + mean(0.5, 0.5) − 0 + ½ · mean(0.5, −1.5). 8: its return − V.
+    # 1: 0 + mean(0.5, 0.5) − 0 + ½ · mean(0.5, −1.5). 8 and 10: their returns − V.
     assert data.advantages_BT is not None
-    assert data.advantages_BT[:, 0].tolist() == pytest.approx([0.25, 0.5, -1.5, 0.25, 0.5])
+    assert data.advantages_BT[:, 0].tolist() == pytest.approx([0.25, 0.5, -1.5, 0.25, 0.5, 0.5, 0.5, -1.5])
 
 
 def test_value_loss_uses_the_returns() -> None:

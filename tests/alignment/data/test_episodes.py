@@ -11,7 +11,15 @@ from torch import Tensor
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.baselines import compare_with_others
 from alignment.algorithms.ppo import PPO
-from alignment.config.algorithm import AlgorithmConfig, PPOConfig, ReinforcePlusPlusConfig
+from alignment.config.algorithm import (
+    AlgorithmConfig,
+    DrGRPOConfig,
+    GiGPOConfig,
+    GRPOConfig,
+    PPOConfig,
+    ReinforcePlusPlusConfig,
+    RLOOConfig,
+)
 from alignment.config.trainer import TrainerConfig
 from alignment.data.episodes import count_episodes, share_within_episodes
 from alignment.functional import whiten
@@ -98,4 +106,24 @@ def test_number_of_turns_of_an_episode_does_not_change_the_direction_of_the_upda
     often = first_gradient(base_model, settings, [*turns, *again, *samples[2:]])
     torch.testing.assert_close(often, once, atol=2e-4, rtol=1e-3)
     apart = [replace(sample, episode=None) for sample in [*turns, *again]]
+    assert (first_gradient(base_model, settings, [*apart, *samples[2:]]) - once).norm() > 0.02
+
+
+COMPARED: list[AlgorithmConfig] = [GRPOConfig(), DrGRPOConfig(), RLOOConfig(), GiGPOConfig()]
+
+
+@pytest.mark.parametrize("algorithm", COMPARED, ids=lambda config: config.type)
+def test_number_of_turns_does_not_change_what_a_group_of_episodes_is_compared_with(
+    base_model: Path, config: TrainerConfig, draw: Draw, algorithm: AlgorithmConfig
+) -> None:
+    settings = config.model_copy(
+        update={"algorithm": algorithm.model_copy(update={"epochs": 1, "minibatches": 1}), "micro_batch_tokens": 10_000}
+    )
+    samples = [replace(sample, group="task", episode=sample.turn_id) for sample in draw(8).samples]
+    turns = [replace(sample, reward=1.0, episode="e") for sample in samples[:2]]
+    again = [replace(sample, turn_id=f"{sample.turn_id}-again-{n}") for sample in turns for n in range(3)]
+    once = first_gradient(base_model, settings, [*turns, *samples[2:]])
+    often = first_gradient(base_model, settings, [*turns, *again, *samples[2:]])
+    torch.testing.assert_close(often, once, atol=2e-4, rtol=1e-3)
+    apart = [replace(sample, episode=sample.turn_id) for sample in [*turns, *again]]
     assert (first_gradient(base_model, settings, [*apart, *samples[2:]]) - once).norm() > 0.02

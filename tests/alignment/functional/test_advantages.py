@@ -72,6 +72,16 @@ def test_leave_one_out_by_hand() -> None:
     assert leave_one_out_advantage(REWARDS_B, GROUP_B).tolist() == [-2.0, -3.0, 2.0, -3.0, 6.0]
 
 
+def test_the_turns_of_an_attempt_share_its_weight() -> None:
+    rewards_B, attempt_B = torch.tensor([3.0, 1.0, 0.0, 1.0]), torch.tensor([4, 4, 2, 7])
+    # attempts {3, 1}, {0} and {1}: the mean is 1, and the variance ((4 + 0) / 2 + 1 + 0) / (3 − 1) = 3/2
+    group_B, scale = torch.zeros(4, dtype=torch.long), 1.5**0.5
+    advantages_B = group_advantage(rewards_B, group_B, attempt_B=attempt_B)
+    assert advantages_B.tolist() == pytest.approx([2 / scale, 0.0, -1 / scale, 0.0], abs=1e-5)
+    # 3 − (0 + 1)/2, 1 − (0 + 1)/2;  0 − (2 + 1)/2;  1 − (2 + 0)/2
+    assert leave_one_out_advantage(rewards_B, group_B, attempt_B=attempt_B).tolist() == [2.5, 0.5, -1.5, 0.0]
+
+
 @pytest.mark.parametrize("advantage", [group_advantage, leave_one_out_advantage])
 def test_equal_rewards_have_zero_advantage(advantage: Callable[[Tensor, Tensor], Tensor]) -> None:
     rewards_B = torch.full((7,), 0.1)  # seven times 0.1 over 7 is not 0.1 in float32

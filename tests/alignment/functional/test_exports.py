@@ -23,7 +23,7 @@ def test_exported_names() -> None:
         "distribution_kl",
         "dpo_loss",
         "gae_advantage",
-        "gigpo_advantage",
+        "anchor_state_advantage",
         "group_advantage",
         "kl_estimate",
         "kto_loss",

@@ -98,6 +98,19 @@ async def test_request_that_names_two_episodes_is_refused(harness: Harness, scri
     assert len(await harness.all(Turn)) == 1
 
 
+async def test_metadata_may_name_the_agent(harness: Harness, scripted: ScriptedEngine) -> None:
+    episode, named = await episodes.create(harness), {"attune_agent": "worker"}
+    assert (await episodes.chat(harness, episode, metadata=named)).status_code == 200
+    assert (await episodes.chat(harness, episode, {"x-attune-agent": "worker"}, metadata=named)).status_code == 200
+    differs = await episodes.chat(harness, episode, {"x-attune-agent": "planner"}, metadata=named)
+    assert code(differs) == (400, "invalid_value") and "two agents" in differs.text
+    too_long = await episodes.chat(harness, episode, metadata={"attune_agent": "w" * 64})
+    assert (code(too_long), too_long.json()["error"]["param"]) == ((400, "invalid_value"), "metadata.attune_agent")
+    lonely = {"model": "shop", "messages": episodes.MESSAGES, "metadata": named}
+    assert code(await harness.api.post("/v1/chat/completions", json=lonely)) == (400, "invalid_value")
+    assert [turn.agent for turn in await harness.all(Turn)] == ["worker", "worker"]
+
+
 async def test_outcome_becomes_the_reward_of_every_chat(harness: Harness, scripted: ScriptedEngine) -> None:
     episode = await episodes.create(harness)
     for agent in ("planner", "worker", "planner"):
@@ -277,3 +290,10 @@ def test_chats_below_the_path_of_an_episode_are_timed() -> None:
     assert timed("POST", "/v1/episodes/ep-1/responses") == "responses"
     assert timed("POST", "/v1/episodes/ep-1/end") is timed("POST", "/v1/episodes/ep-1/feedback") is None
     assert timed("GET", "/v1/episodes/ep-1/models") is timed("POST", "/v1/episodes") is None
+
+
+async def test_group_has_at_most_twice_as_many_attempts_as_planned(harness: Harness) -> None:
+    body = {"policy": "shop", "group": {"id": "ticket-8", "size": 2}}
+    answers = [await harness.api.post("/v1/episodes", json=body) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [201, 201, 201, 201, 409]
+    assert answers[-1].json()["error"]["code"] == "episode_group"

@@ -1,5 +1,6 @@
 """Turns of an episode are rewarded by their returns: `rewards.episode_credit` "return", worked out by hand."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -12,8 +13,9 @@ from tests.support import episodes
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch
 from workers.curate import curate
+from workers.feedback.rewards import record_reward, update_turn_samples
 
-REWARDS = {"sources": [{"type": "explicit"}], "episode_credit": "return", "episode_discount": 0.5}
+REWARDS: dict[str, Any] = {"sources": [{"type": "explicit"}], "episode_credit": "return", "episode_discount": 0.5}
 LIMITS = {"deadline_seconds": 3600}
 
 
@@ -48,7 +50,7 @@ async def rewards(harness: Harness) -> list[float | None]:
     """Curate, and return the rewards of the samples in the order of steps; None for a turn without one."""
     await curate(harness.db, harness.settings)
     samples = {sample.turn_id: sample for sample in await harness.all(Sample)}
-    by_step = sorted(await harness.all(Turn), key=lambda turn: turn.episode_step or 0)
+    by_step = sorted(await harness.all(Turn), key=lambda turn: (turn.episode_step or 0, turn.choice_index))
     open_ones = {id for id, sample in samples.items() if sample.state != SampleState.DROPPED}
     return [samples[turn.id].reward if turn.id in open_ones else None for turn in by_step]
 
@@ -127,12 +129,14 @@ async def test_return_goes_on_over_a_compaction(harness: Harness) -> None:
 @pytest.mark.usefixtures("returns")
 async def test_choices_that_were_not_taken_and_failed_replies_have_no_part(harness: Harness) -> None:
     episode = await episodes.create(harness)
-    taken = await add(harness, episode)
-    await add(harness, episode, episode_step=1, choice_index=1, completion_id=taken.completion_id)
-    await add(harness, episode, taken, state=TurnState.FAILED, exclusion_reason="the engine failed", episode_step=2)
-    await add(harness, episode, taken, episode_step=3)
+    await add(harness, episode, request_sha256="same")  # and the agent began again, with the same request
+    taken = await add(harness, episode, request_sha256="same")
+    choice: dict[str, Any] = {"choice_index": 1, "completion_id": taken.completion_id, "request_sha256": "same"}
+    await add(harness, episode, episode_step=2, **choice)
+    await add(harness, episode, taken, state=TurnState.FAILED, exclusion_reason="the engine failed", episode_step=3)
+    await add(harness, episode, taken, episode_step=4)
     await episodes.end(harness, episode["id"], outcome=1.0)
-    assert await rewards(harness) == [0.5, None, None, 1.0]
+    assert await rewards(harness) == [None, 0.5, None, None, 1.0]
 
 
 @pytest.mark.usefixtures("returns")
@@ -192,3 +196,28 @@ async def test_returned_sample_has_the_feedback_that_came_meanwhile(harness: Har
         await batch_samples.break_up_batches(session, [batch.id], BatchState.REFUSED, "a test")
     assert await rewards(harness) == [1.25, 0.5, 1.0]
     assert second.conversation_id != third.conversation_id
+
+
+@pytest.mark.usefixtures("returns")
+async def test_rewards_of_two_turns_may_come_at_the_same_time(harness: Harness) -> None:
+    """Each changes the samples of the turns before it, which both would create."""
+    episode = await episodes.create(harness)
+    turns = await line(harness, episode)
+    await episodes.end(harness, episode["id"])
+    has_first = asyncio.Event()
+
+    async def reward(turn: Turn, value: float) -> None:
+        async with harness.db.write() as session:
+            await record_reward(session, turn.id, "judge", value)
+            await update_turn_samples(session, [turn.id], settings)
+            has_first.set()
+            await asyncio.sleep(0.3)  # the other one comes meanwhile
+
+    sources = [*REWARDS["sources"], {"type": "rule", "name": "judge", "function": "ended"}]
+    await use(harness, sources=sources)
+    settings = harness.settings
+    first = asyncio.create_task(reward(turns[1], 1.0))
+    await has_first.wait()
+    await asyncio.gather(first, reward(turns[2], -1.0))
+    samples = {sample.turn_id: sample.reward for sample in await harness.all(Sample)}
+    assert samples == {turns[0].id: 0.25, turns[1].id: 0.5, turns[2].id: -1.0}
