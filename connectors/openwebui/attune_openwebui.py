@@ -70,6 +70,7 @@ class Event:
     def __init__(self) -> None:
         self.valves = self.Valves()
         self.file = Path(DATA_DIR) / "attune_openwebui.db"
+        self._ssl = httpx.create_ssl_context()  # takes longer to make than a vote to send
         self._lock = asyncio.Lock()
 
     async def event(self, event: dict[str, Any], __id__: str = "", __app__: Any = None) -> None:
@@ -79,12 +80,12 @@ class Event:
             return
         subject = event.get("subject") or {}
         try:
-            await self.synchronize(None if event["event"] == "feedback.deleted_all" else {subject.get("id")})
+            await self.synchronize(None if event["event"] == "feedback.deleted_all" else subject.get("id"))
         except (httpx.HTTPError, sqlite3.Error) as error:
             log.warning("Attune has not received a vote yet, which is sent again later: %r", error)
 
-    async def synchronize(self, only: set[str] | None = None) -> int:
-        """Send what differs from what was sent, for all feedback or for these ids. Return how many rows remain."""
+    async def synchronize(self, only: str | None = None) -> int:
+        """Send what differs from what was sent, for all feedback or for this id. Return how many rows remain."""
         async with self._lock:
             store = sqlite3.connect(self.file, timeout=30, isolation_level=None)
             try:
@@ -93,23 +94,26 @@ class Event:
             finally:
                 store.close()
 
-    async def _synchronize(self, store: sqlite3.Connection, only: set[str] | None) -> int:
-        existing = {row.id: row.updated_at for row in await Feedbacks.get_all_feedback_ids()}
-        sent = dict(store.execute("SELECT feedback_id, updated_at FROM sent"))
-        changed = [id for id, updated_at in existing.items() if sent.get(id) != updated_at or (only and id in only)]
-        deleted = [id for id in sent if id not in existing]
-        if only is not None:
-            changed = [id for id in changed if id in only]
-            deleted = [id for id in deleted if id in only]
+    async def _synchronize(self, store: sqlite3.Connection, only: str | None) -> int:
+        if only is None:
+            existing = {row.id: row.updated_at for row in await Feedbacks.get_all_feedback_ids()}
+            sent = dict(store.execute("SELECT feedback_id, updated_at FROM sent"))
+            changed = [id for id, updated_at in existing.items() if sent.get(id) != updated_at]
+        else:
+            row = await Feedbacks.get_feedback_by_id(only)
+            existing = {} if row is None else {only: row.updated_at}
+            sent = dict(store.execute("SELECT feedback_id, updated_at FROM sent WHERE feedback_id = ?", (only,)))
+            changed = list(existing)  # sent again even if its time is the same: times are in seconds
         remaining = 0
         async with httpx.AsyncClient(
             base_url=self.valves.url.rstrip("/"),
             headers={"authorization": f"Bearer {self.valves.api_key}"},
             timeout=30,
+            verify=self._ssl,
         ) as client:
             for chunk in _chunks(sorted(changed, key=lambda id: (existing[id], id))):
                 remaining += await self._send(client, store, chunk)
-            for id in deleted:
+            for id in sorted(sent.keys() - existing.keys()):
                 remaining += await self._withdraw(client, store, id)
         return remaining
 

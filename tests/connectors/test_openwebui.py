@@ -99,6 +99,16 @@ async def test_event_that_is_repeated_changes_nothing(plugin: Any, open_webui: O
     assert len(await harness.all(Feedback)) == 1
 
 
+async def test_event_reads_its_own_row_alone(plugin: Any, open_webui: OpenWebUI, harness: Harness) -> None:
+    for number in range(3):
+        await reply(harness, f"m-{number}")
+        await plugin.event(open_webui.vote(f"f-{number}", f"m-{number}", 1))
+    await plugin.event(open_webui.delete("f-0"))
+    assert open_webui.lists == 0 and len(await effective(harness)) == 2
+    await plugin.event({"event": "feedback.deleted_all", "subject": None})
+    assert open_webui.lists == 1
+
+
 @pytest.mark.parametrize("fault", ["lose_response", error_response(503), error_response(429), error_response(401)])
 async def test_what_the_server_missed_is_sent_later(
     plugin: Any, open_webui: OpenWebUI, harness: Harness, api: FaultyApi, fault: Any

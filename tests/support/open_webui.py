@@ -24,8 +24,10 @@ class OpenWebUI:
     seconds_per_change: int = 1
     is_active: bool = True
     valves: dict[str, Any] = field(default_factory=dict)
+    lists: int = 0  # how often all rows were read
 
     async def get_all_feedback_ids(self) -> list[SimpleNamespace]:
+        self.lists += 1
         return list(self.rows.values())
 
     async def get_feedback_by_id(self, id: str) -> SimpleNamespace | None:
