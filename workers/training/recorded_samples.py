@@ -55,6 +55,7 @@ def to_sample(
         turn_index=turn.num_messages,  # the same for all replies to one prompt
         episode=turn.episode_id,
         agent=turn.agent,
+        state_key=turn.state_key,
         depth=None if place is None else place.depth,
         parent=None if place is None else place.parent,
         num_next=0 if place is None else place.num_next,

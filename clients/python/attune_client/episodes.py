@@ -110,9 +110,13 @@ class _Episode:
             variables |= {"ANTHROPIC_BASE_URL": self._base_url, "ANTHROPIC_API_KEY": self.api_key}
         return variables
 
-    def headers(self, agent: str | None = None) -> dict[str, str]:
-        """Return the headers by which a client with a key of its own chats in the episode, as this agent."""
-        return {"x-attune-episode": self.id} | ({"x-attune-agent": agent} if agent is not None else {})
+    def headers(self, agent: str | None = None, state_key: str | None = None) -> dict[str, str]:
+        """Return the headers by which a client with a key of its own chats in the episode, as this agent.
+
+        `state_key` names the state of the environment that the chat is in.
+        """
+        named = {"x-attune-agent": agent, "x-attune-state-key": state_key}
+        return {"x-attune-episode": self.id} | {name: value for name, value in named.items() if value is not None}
 
     def _created(self) -> dict[str, Any]:
         if not self.record:
