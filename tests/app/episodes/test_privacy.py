@@ -63,7 +63,9 @@ async def test_export_of_a_person_has_their_episodes(harness: Harness) -> None:
 async def test_exported_turns_name_their_episode(harness: Harness) -> None:
     episode, turns = await create(harness, "ada", "bob")
     table = pq.read_table(io.BytesIO((await harness.api.get("/v1/exports/turns")).content))
-    rows = {row["id"]: (row["episode_id"], row["episode_step"], row["agent"], row["state_key"]) for row in table.to_pylist()}
+    rows = {
+        row["id"]: (row["episode_id"], row["episode_step"], row["agent"], row["state_key"]) for row in table.to_pylist()
+    }
     assert rows == {turn.id: (episode["id"], step, SECRET, SECRET) for step, turn in enumerate(turns, 1)}
 
 

@@ -1,5 +1,5 @@
-"""The replies that the KL of an update is measured on: recorded, of the policy, and not in the batch; and how many turns
-of its episode go on from a turn."""
+"""The replies that the KL of an update is measured on: recorded, of the policy, and not in the batch; and how many
+turns of its episode go on from a turn."""
 
 from typing import Any
 
