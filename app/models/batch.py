@@ -93,7 +93,8 @@ class Sample(Created, Base):
     rater: Mapped[str | None] = mapped_column(String(320), doc="the rater with the most weight; null if no person")
     cluster: Mapped[str | None] = mapped_column(String(32), doc="equal for near-duplicates")
     group_id: Mapped[str | None] = mapped_column(
-        String(300), doc="equal for replies to one prompt; the completion's group if null"
+        String(300),
+        doc="equal for replies to one prompt, and else for what a batch has as a whole",
     )
     episode_id: Mapped[str | None] = mapped_column(
         String(48), doc="its turn's, where its group is one of episodes: the attempt that it counts as"

@@ -26,6 +26,7 @@ from app.models import (
     Turn,
 )
 from app.raters.names import is_person
+from app.training import episode_groups
 from app.training.automated_samples import find_replaceable
 from app.training.batch_samples import UNDONE
 from app.training.unlearning import WITHDRAWN
@@ -123,12 +124,16 @@ async def update_samples(
         sample.episode_id = turn.episode_id if is_compared else None
         if tree is not None and tree.group is not None:
             sample.group_id = tree.group
+        elif tree is not None and turn.id not in tree.off_path and turn.policy_id not in need_groups:
+            sample.group_id = episode_groups.key_of_episode(tree.episode.id)
         elif turn.id in alone:
             sample.group_id = f"turn/{turn.id}"  # not the id of its completion, which may be the same
         elif turn.policy_id in need_groups:
             sample.group_id = comparison_groups.get(turn.id, turn.completion_id)
         else:
-            sample.group_id = comparison_groups.get(turn.id, sample.group_id)
+            is_of_episode = episode_groups.is_of_one_episode(sample.group_id or "")
+            group = turn.completion_id if is_of_episode else sample.group_id
+            sample.group_id = comparison_groups.get(turn.id, group)
         if sample.state in WAITING:
             sample.is_corrected = uses_feedback and corrections.has_usable(counted[turn.id], usable_texts)
         if sample.state == SampleState.OPEN:
