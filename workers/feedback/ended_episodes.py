@@ -11,6 +11,7 @@ from app.core.settings import Settings
 from app.models import Episode, EpisodeState, Policy, Turn, TurnState
 from app.policies.overrides import effective_settings
 from app.training.policy_config import effective_rewards
+from workers.feedback.lost_attempts import is_lost
 from workers.feedback.rewards import update_turn_samples
 from workers.feedback.signals import read_series
 
@@ -33,7 +34,7 @@ def is_unprocessed() -> ColumnElement[bool]:
 async def find_ended(session: AsyncSession, settings: Settings, limit: int) -> EndedEpisodes:
     """Return at most `limit` episodes whose end has not been processed, and whose turns have all ended."""
     is_running = exists().where(Turn.episode_id == Episode.id, Turn.state == TurnState.OPEN)
-    columns = (Episode.id, Episode.project_id, Episode.policy_id, Episode.group_id)
+    columns = (Episode.id, Episode.project_id, Episode.policy_id, Episode.group_id, is_lost().label("is_lost"))
     query = select(*columns).where(is_unprocessed(), ~is_running).order_by(Episode.ended_at, Episode.id)
     rows = (await session.execute(query.limit(limit))).all()
     policies = await session.scalars(select(Policy).where(Policy.id.in_({row.policy_id for row in rows})))
@@ -48,7 +49,7 @@ async def find_ended(session: AsyncSession, settings: Settings, limit: int) -> E
     for row in rows:
         if row.group_id is not None and row.policy_id in compare:
             together[row.project_id, row.policy_id, row.group_id].append(row.id)
-        elif row.policy_id in by_return:
+        elif row.policy_id in by_return or row.is_lost:
             together[(row.id,)].append(row.id)
         else:
             unaffected.append(row.id)

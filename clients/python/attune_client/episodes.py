@@ -22,7 +22,7 @@ log = logging.getLogger("attune_client")
 PATH = "/v1/episodes"
 NOT_STARTED = "the episode is not created yet: use `with client.episode(…) as episode`, or call start()"
 UNREACHABLE = (ConnectionFailed, TimedOut, ServerError)
-Reason = Literal["completed", "failed", "abandoned"]
+Reason = Literal["completed", "failed", "max_turns", "max_tokens", "deadline", "abandoned", "infrastructure"]
 
 
 class EpisodeFields(TypedDict, total=False):
@@ -158,7 +158,8 @@ class Episode(_Episode):
         transport: How requests are sent, as the client does.
         policy: The policy that its chats name as `model`.
         fields: See EpisodeFields.
-        failure_outcome: The outcome of an episode that an error of the agent ends; by default none.
+        failure_outcome: The outcome of an episode that an error of the agent ends; by default that of the policy's
+            rewards (`episode_failure`, -1).
         queue: An offline queue. An outcome that cannot be reported is stored there as feedback on the episode.
     """
 

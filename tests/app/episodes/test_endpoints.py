@@ -259,6 +259,8 @@ END_STATES: list[tuple[str, dict[str, Any], tuple[str, float | None]]] = [
     ("open", {"outcome": -1.0, "reason": "failed"}, ("failed", -1.0)),
     ("open", {"reason": "failed"}, ("failed", None)),
     ("open", {"reason": "abandoned"}, ("abandoned", None)),
+    ("open", {"reason": "infrastructure"}, ("infrastructure", None)),
+    ("open", {"outcome": -0.5, "reason": "deadline"}, ("deadline", -0.5)),
     *((reason, {"outcome": 1.0}, (reason, 1.0)) for reason in ("idle_timeout", "deadline", "max_turns", "max_tokens")),
     ("deadline", {"reason": "abandoned"}, ("deadline", None)),
 ]
@@ -279,7 +281,8 @@ async def test_end_states(
     assert (ended.json()["end_reason"], ended.json()["outcome"]) == after
     assert (await episodes.end(harness, episode["id"], **report)).json() == ended.json()
     await curate(harness.db, harness.settings)
-    assert await rewards(harness) == ({} if after[1] is None else {turn.id: after[1]})
+    reward = -1.0 if report == {"reason": "failed"} else after[1]
+    assert await rewards(harness) == ({} if reward is None else {turn.id: reward})
 
 
 @pytest.mark.parametrize(
@@ -288,8 +291,9 @@ async def test_end_states(
         {"outcome": 1.5},
         {"outcome": "1"},
         {"outcome": True},
-        {"reason": "deadline"},
+        {"reason": "idle_timeout"},
         {"reason": "abandoned", "outcome": 0.0},
+        {"reason": "infrastructure", "outcome": 0.0},
     ],
     ids=str,
 )
