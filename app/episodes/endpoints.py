@@ -115,7 +115,7 @@ async def end_episode(
     default_outcome: float | None = None
     if body.outcome is not None:
         service.require_outcome_scope(caller)
-    elif body.reason == EndReason.FAILED and service.may_report_outcome(caller):
+    elif body.reason == EndReason.FAILED.value and service.may_report_outcome(caller):
         async with db.read() as session:
             settings = services_of(request).get(Settings)
             default_outcome = await service.read_failure_outcome(session, settings, episode_id)

@@ -172,7 +172,7 @@ async def test_no_report_is_written_between_the_processing_of_an_end_and_its_mar
         pytest.skip("SQLite has one writer")
     compare(harness)
     await attempt(harness, 1, 1.0)
-    update_samples, is_locked = ended_episodes.update_turn_samples, False
+    is_locked = False
 
     async def try_to_report(session: AsyncSession, *args: Any) -> None:
         nonlocal is_locked
@@ -180,7 +180,7 @@ async def test_no_report_is_written_between_the_processing_of_an_end_and_its_mar
             async with other_db.write() as other:
                 await other.execute(select(Episode.id).with_for_update(nowait=True))
         is_locked = True
-        await update_samples(session, *args)
+        await update_turn_samples(session, *args)
 
     monkeypatch.setattr(ended_episodes, "update_turn_samples", try_to_report)
     await curate(harness.db, harness.settings)
