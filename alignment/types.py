@@ -41,6 +41,7 @@ class Sample:
     turn_index: int = 0  # position in the conversation
     episode: str | None = None  # the turns of an agent's attempt at a task have the same episode
     agent: str | None = None  # the agent's name in the episode, such as planner or worker
+    state_key: str | None = None  # the state of the environment before the reply, as the client names it
     depth: int | None = None  # of a turn whose reward is a return: how many turns of its episode it goes on from
     parent: str | None = None  # of such a turn: the turn that it goes on from, which need not be in the batch
     num_next: int = 0  # of such a turn: how many turns of its episode go on from it, in the batch or not

@@ -78,7 +78,7 @@ STAINLESS_HEADERS = (
 )
 CORS_REQUEST_HEADERS = [
     *("authorization", "content-type", "idempotency-key", "x-conversation-id"),
-    *("x-attune-user", "x-attune-task", "x-attune-episode", "x-attune-agent", "traceparent"),
+    *("x-attune-user", "x-attune-task", "x-attune-episode", "x-attune-agent", "x-attune-state-key", "traceparent"),
     *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
     *("openai-organization", "openai-project", "user-agent"),
     *(f"x-stainless-{name}" for name in STAINLESS_HEADERS.split()),

@@ -123,7 +123,7 @@ async def _process_ended_episodes(db: Database, settings: Settings) -> int:
         ended = await ended_episodes.find_ended(session, settings, MAX_EPISODES)
     if ended.unaffected:
         async with db.write() as session:
-            await ended_episodes.mark_processed(session, ended.unaffected)
+            await ended_episodes.mark_unaffected(session, ended.unaffected)
     count = len(ended.unaffected)
     for ids in ended.together:
         try:

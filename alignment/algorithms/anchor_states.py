@@ -2,7 +2,8 @@
 
 Feng et al., 2025, group the steps of several attempts by the state of the environment. A recorded turn has its prompt
 alone. What is new in it is the observation: the tokens after the latest turn of the episode whose prompt and reply the
-prompt begins with, such as the results of the tools that this turn has called.
+prompt begins with, such as the results of the tools that this turn has called. A client that knows the state better
+names it (`Sample.state_key`).
 """
 
 from collections import defaultdict
@@ -12,10 +13,11 @@ from alignment.types import Sample
 
 
 def find_anchor_states(samples: Sequence[Sample]) -> list[int]:
-    """Return an integer label of the state of each sample. Equal ones are of one group, agent and observation.
+    """Return an integer label of the state of each sample. Equal ones are of one group, agent and state.
 
-    The state of a turn that begins with no other turn of its episode in the batch is its whole prompt. A sample without
-    `turn_return` is in a state of its own.
+    That is the state that the client has named or, without one, the newest observation: the whole prompt, of a turn
+    that begins with no other turn of its episode in the batch. A named state is never equal to an observation. A sample
+    without `turn_return` is in a state of its own.
     """
     episodes: dict[str | None, list[Sample]] = defaultdict(list)
     for sample in samples:
@@ -27,7 +29,9 @@ def find_anchor_states(samples: Sequence[Sample]) -> list[int]:
     labels = []
     for index, sample in enumerate(samples):
         state: Hashable = index
-        if sample.turn_return is not None:
+        if sample.turn_return is not None and sample.state_key is not None:
+            state = (sample.group, sample.agent, sample.state_key)
+        elif sample.turn_return is not None:
             start = _seen_before(sample.prompt_ids, contexts.get(sample.episode, ()))
             state = (sample.group, sample.agent, start > 0, sample.prompt_ids[start:])
         labels.append(states.setdefault(state, len(states)))

@@ -164,6 +164,19 @@ class RewardsConfig(Frozen):
     episode_discount: float = Field(
         0.95, gt=0, le=1, description="discount per turn of the tree, with `episode_credit` return"
     )
+    episode_limit_cap: float | None = Field(
+        0.0,
+        ge=-1,
+        le=1,
+        description="the most that the outcome of an episode counts whose end is reported with a limit as its reason "
+        "(max_turns, max_tokens, deadline); null: as reported",
+    )
+    episode_failure: float | None = Field(
+        -1.0,
+        ge=-1,
+        le=1,
+        description="the outcome of an episode whose end is reported as failed without one; null: none",
+    )
     automated_weight_factor: float = Field(
         0.25, ge=0, le=1, description="factor on the weight of automated sources where a person gave feedback"
     )

@@ -25,7 +25,7 @@ from app.chat.conversations import (
     reuse_parent_tokens,
 )
 from app.chat.episode_limits import OpenEpisode, find_traced, require_open
-from app.chat.episode_tags import EpisodeTag, require_no_agent
+from app.chat.episode_tags import EpisodeTag, require_no_names
 from app.chat.histories import History
 from app.chat.identity_headers import add_identity
 from app.chat.sampling_override import NO_OVERRIDE, Override, override_sampling
@@ -149,7 +149,7 @@ async def plan_completion(
     if episode is None and tag.trace is not None:
         episode = await find_traced(db, caller.project_id, target.model.policy_id, tag.trace.trace_id)
     if episode is None:
-        require_no_agent(tag)
+        require_no_names(tag)
     elif episode.policy_id != target.model.policy_id:
         message = (
             f"The episode '{episode.episode_id}' is of another policy than '{request.model}'; name its own policy."
@@ -232,6 +232,7 @@ async def plan_completion(
             "episode_id": episode.episode_id if episode else None,
             "episode_step": None,  # the writer numbers it
             "agent": tag.agent,
+            "state_key": tag.state_key,
             "trace_id": tag.trace.trace_id if tag.trace else None,
             "span_id": tag.trace.span_id if tag.trace else None,
             "prefix_reuse": reuse_outcome,

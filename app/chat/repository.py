@@ -33,7 +33,7 @@ from app.training.vote_totals import reopen_votes_on_turns
 
 ERASED_COLUMNS = (
     *("history_id", "reply", "own_prompt_ids", "output_ids", "logprobs"),
-    *("prefix_hash", "end_user", "request_sha256", "agent", "trace_id", "span_id"),
+    *("prefix_hash", "end_user", "request_sha256", "agent", "state_key", "trace_id", "span_id"),
 )
 CompletionRows = tuple[list[Turn], Policy, Version]
 

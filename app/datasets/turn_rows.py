@@ -38,7 +38,7 @@ TURNS_SCHEMA = pa.schema(
         ("choice_index", pa.int32()),
         *_text_columns("conversation_id", "parent_id", "episode_id"),
         ("episode_step", pa.int32()),
-        *_text_columns("agent"),
+        *_text_columns("agent", "state_key"),
         ("created_at", pa.float64()),
         *_text_columns("model", "policy"),
         ("version", pa.int32()),

@@ -23,6 +23,7 @@ from app.episodes.schemas import (
 )
 from app.episodes.service import EpisodeFilter
 from app.feedback.feedback_writer import FeedbackWriter
+from app.models import EndReason
 from app.projects.auth import Caller, ChatCaller, DatabaseDep, GeneratingCaller, sent_credential
 from app.projects.episode_keys import takes_episode_keys
 from app.projects.idempotency import SHOWS_SECRET
@@ -106,14 +107,20 @@ async def end_episode(
 ) -> EpisodeView:
     """End an episode. Its outcome becomes the reward of its chats, as feedback on it does.
 
-    An episode that a limit has ended takes the outcome too. The same report again changes nothing; another one is
+    An episode that a limit has ended takes the outcome too. One that failed without an outcome has that of
+    `rewards.episode_failure`, if the key may report outcomes. The same report again changes nothing; another one is
     refused, because later feedback on the episode can correct it.
     """
     _require_own(caller, episode_id)
+    default_outcome: float | None = None
     if body.outcome is not None:
         service.require_outcome_scope(caller)
+    elif body.reason == EndReason.FAILED.value and service.may_report_outcome(caller):
+        async with db.read() as session:
+            settings = services_of(request).get(Settings)
+            default_outcome = await service.read_failure_outcome(session, settings, episode_id)
     limits = services_of(request).get(FeedbackWriter).limits
-    await service.end(db, caller.project_id, episode_id, body, limits)
+    await service.end(db, caller.project_id, episode_id, body, limits, default_outcome)
     async with db.read() as session:
         return await service.get(session, caller.project_id, episode_id)
 

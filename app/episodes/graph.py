@@ -12,12 +12,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat.conversations import EXACT, GENERATED_ID, NOT_CONTINUED
-from app.models import Origin, Turn
+from app.models import Origin, Turn, TurnState
 
 MAX_TURNS = 1000  # shown at once
 COLUMNS = (
     *(Turn.id, Turn.choice_index, Turn.episode_step, Turn.agent, Turn.origin, Turn.state, Turn.conversation_id),
-    *(Turn.parent_id, Turn.prefix_reuse, Turn.history_id, Turn.num_history_tokens),
+    *(Turn.parent_id, Turn.prefix_reuse, Turn.history_id, Turn.num_history_tokens, Turn.request_sha256),
     *(Turn.num_prompt_tokens, Turn.num_output_tokens, Turn.created_at, Turn.finished_at),
 )
 Edge = Literal["exact", "messages", "compaction"]
@@ -78,6 +78,23 @@ def build_graph(rows: Sequence[Any]) -> list[GraphTurn]:
             )
         )
     return turns
+
+
+def find_off_path(rows: Sequence[Any], graph: Sequence[GraphTurn]) -> frozenset[str]:
+    """Return the turns that no line of the graph of these rows goes through, and that are no branch of their own.
+
+    Nothing continues them, and the reply failed, or another reply to the same request was continued: another choice, or
+    the agent sent the request again. Of several such replies that nothing continues, each ends a line.
+    """
+    requests = {row.id: row.request_sha256 or str(row.episode_step) for row in rows}
+    continued = {turn.parent_turn_id for turn in graph}
+    answered = {(turn.parent_turn_id, requests[turn.id]) for turn in graph if turn.id in continued}
+    return frozenset(
+        turn.id
+        for turn in graph
+        if turn.id not in continued
+        and (turn.state != TurnState.DONE or (turn.parent_turn_id, requests[turn.id]) in answered)
+    )
 
 
 def _find_parent(row: Any, recorded: Any | None, latest_of_agent: Any | None) -> tuple[Any | None, Edge | None]:

@@ -9,6 +9,7 @@ from app.chat.traces import is_trace_id, parse_traceparent
 from app.core.http import StrictModel
 from app.core.pagination import Page
 from app.episodes.graph import GraphTurn
+from app.models import LOST_REASONS
 from app.training.episode_groups import MAX_SIZE
 
 HOUR, WEEK = 3600.0, 7 * 86_400.0
@@ -76,16 +77,19 @@ class EndRequest(StrictModel):
     outcome: Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_nan=False)] | None = Field(
         None, description="how the attempt went, from -1 to 1; without one nothing is learned from the end"
     )
-    reason: Literal["completed", "failed", "abandoned"] = Field(
-        "completed",
-        description="`failed`: the agent gave up, or its program raised an error; `abandoned`: nobody can tell how it "
-        "went, so there is no outcome",
+    reason: Literal["completed", "failed", "max_turns", "max_tokens", "deadline", "abandoned", "infrastructure"] = (
+        Field(
+            "completed",
+            description="`failed`: the agent gave up, or its program raised an error; `max_turns`, `max_tokens`, "
+            "`deadline`: it reached a limit; `abandoned`: nobody can tell how it went; `infrastructure`: an engine, a "
+            "sandbox, the environment or the host of a tool was down. The last two have no outcome",
+        )
     )
 
     @model_validator(mode="after")
     def check_outcome(self) -> Self:
-        if self.reason == "abandoned" and self.outcome is not None:
-            raise ValueError("outcome: an abandoned episode has none; end it as completed or failed")
+        if self.reason in LOST_REASONS and self.outcome is not None:
+            raise ValueError(f"outcome: an episode that ends as {self.reason} has none; end it as completed or failed")
         return self
 
 
@@ -99,7 +103,8 @@ class EpisodeView(BaseModel):
     metadata: dict[str, str]
     state: Literal["open", "ended"]
     end_reason: str | None = Field(
-        description="completed, failed or abandoned, as reported; idle_timeout, deadline, max_turns or max_tokens"
+        description="completed, failed, abandoned or infrastructure, as reported; idle_timeout, deadline, max_turns or "
+        "max_tokens"
     )
     outcome: float | None
     start_version: str | None = Field(description="the version of its first chat; later ones may have newer versions")

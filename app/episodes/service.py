@@ -147,19 +147,39 @@ def fingerprint_of(request: EpisodeRequest) -> str:
     return _digest({name: value for name, value in body.items() if name in FIRST_FIELDS or value != defaults[name]})
 
 
+def may_report_outcome(caller: Caller) -> bool:
+    """Return whether the key may report an outcome, which is feedback of a program."""
+    return has_scope(caller.scopes, "feedback") and PROGRAMS_SCOPE in caller.scopes
+
+
 def require_outcome_scope(caller: Caller) -> None:
-    """Raise Forbidden if the key may not report an outcome, which is feedback of a program."""
-    if not has_scope(caller.scopes, "feedback") or PROGRAMS_SCOPE not in caller.scopes:
+    """Raise Forbidden if the key may not report an outcome."""
+    if not may_report_outcome(caller):
         message = f"An outcome needs the scopes 'feedback' and '{PROGRAMS_SCOPE}', which this API key lacks."
         raise Forbidden(message, param="outcome")
 
 
-async def end(db: Database, project_id: str, episode_id: str, request: EndRequest, limits: FeedbackLimits) -> None:
+async def read_failure_outcome(session: AsyncSession, settings: Settings, episode_id: str) -> float | None:
+    """Return the outcome that the episode's policy gives a failure without one (`rewards.episode_failure`), or None."""
+    query = select(Policy).join(Episode, Episode.policy_id == Policy.id).where(Episode.id == episode_id)
+    policy = await session.scalar(query)
+    return None if policy is None else effective_settings(policy, settings).rewards.episode_failure
+
+
+async def end(
+    db: Database,
+    project_id: str,
+    episode_id: str,
+    request: EndRequest,
+    limits: FeedbackLimits,
+    default_outcome: float | None = None,
+) -> None:
     """Record how an episode went; the same report again changes nothing.
 
-    An episode that a limit has ended keeps that reason, and takes the first report's outcome. Raises NotFound, and
-    Conflict for another report.
+    An episode that a limit has ended keeps that reason, and takes the first report's outcome. Without one,
+    `default_outcome` is learned from. Raises NotFound, and Conflict for another report.
     """
+    outcome = default_outcome if request.outcome is None else request.outcome
 
     def write(connection: Connection) -> None:
         columns = (Episode.state, Episode.end_reason, Episode.end_fingerprint, Episode.outcome)
@@ -172,13 +192,14 @@ async def end(db: Database, project_id: str, episode_id: str, request: EndReques
             if row.end_fingerprint != fingerprint:
                 raise _other_end(episode_id, row)
             return
+        reason = EndReason(request.reason)
         values: dict[str, Any] = {"outcome": request.outcome, "end_fingerprint": fingerprint}
+        values |= {"reported_reason": reason, "processed": False}
         if row.state == EpisodeState.OPEN:
-            reason = EndReason(request.reason)
             values |= {"state": EpisodeState.ENDED, "end_reason": reason, "ended_at": now()}
         connection.execute(update(Episode).where(Episode.id == episode_id).values(values))
-        if request.outcome is not None:
-            _write_outcome(connection, project_id, episode_id, request.outcome, limits)
+        if outcome is not None:
+            _write_outcome(connection, project_id, episode_id, outcome, limits)
         enqueue_after_commit(connection, "curate")  # feedback on it has waited for the end
 
     await db.run_write(write)

@@ -85,6 +85,7 @@ class Reason(StrEnum):
     RATER_BLOCKED = SampleRule.RATER_BLOCKED
     EXCLUDED = SampleRule.EXCLUDED
     OFF_PATH = SampleRule.OFF_PATH
+    ATTEMPT_LOST = SampleRule.ATTEMPT_LOST
     ERASED = SampleRule.ERASED
     WITHDRAWN = SampleRule.WITHDRAWN
     REPLACED = "replaced"
@@ -122,6 +123,7 @@ SENTENCES = {
     Reason.RATER_BLOCKED: "An admin has blocked its rater.",
     Reason.EXCLUDED: "Its reply must not be trained on.",
     Reason.OFF_PATH: "The attempts of its group are compared, and its episode did not go on from its reply.",
+    Reason.ATTEMPT_LOST: "Its episode was abandoned and no person judged it, or its infrastructure failed.",
     Reason.ERASED: "Its reply was deleted.",
     Reason.WITHDRAWN: "It was withdrawn.",
     Reason.REPLACED: "Later feedback of the same source replaced it.",

@@ -16,7 +16,16 @@ from app.models.batch import (
 )
 from app.models.completion_ids import to_completion_id
 from app.models.console import ConsoleLink, ConsoleSession
-from app.models.episode import REPORTED_REASONS, EndReason, Episode, EpisodeSampling, EpisodeState, VersionRule
+from app.models.episode import (
+    LIMIT_REASONS,
+    LOST_REASONS,
+    REPORTED_REASONS,
+    EndReason,
+    Episode,
+    EpisodeSampling,
+    EpisodeState,
+    VersionRule,
+)
 from app.models.feedback import (
     RANKING_KINDS,
     VOTE_KINDS,

@@ -40,6 +40,7 @@ class SampleRule(StrEnum):
     TOO_OLD = "too_old"
     NOTHING_TO_COMPARE = "nothing_to_compare"  # the algorithm compares replies to one prompt, and there was no other
     OFF_PATH = "off_path"  # the attempts of a group are compared, and its episode did not go on from its reply
+    ATTEMPT_LOST = "attempt_lost"  # its episode was abandoned and no person judged it, or its infrastructure failed
     UNTRAINABLE = "untrainable"  # every batch with it failed
     VERSION_REJECTED = "version_rejected"  # every version that learned from it was rejected
     ROLLED_BACK = "rolled_back"  # the version that learned from it was judged by people and rolled back
@@ -93,7 +94,8 @@ class Sample(Created, Base):
     rater: Mapped[str | None] = mapped_column(String(320), doc="the rater with the most weight; null if no person")
     cluster: Mapped[str | None] = mapped_column(String(32), doc="equal for near-duplicates")
     group_id: Mapped[str | None] = mapped_column(
-        String(300), doc="equal for replies to one prompt; the completion's group if null"
+        String(300),
+        doc="equal for replies to one prompt, and else for what a batch has as a whole",
     )
     episode_id: Mapped[str | None] = mapped_column(
         String(48), doc="its turn's, where its group is one of episodes: the attempt that it counts as"

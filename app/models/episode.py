@@ -34,14 +34,17 @@ class EndReason(StrEnum):
 
     COMPLETED = "completed"  # the agent stopped by itself, or its environment stopped it
     FAILED = "failed"  # the agent gave up, or its program raised an error
-    ABANDONED = "abandoned"  # nobody can tell how it went: the client left, or a tool's host was down
+    ABANDONED = "abandoned"  # nobody can tell how it went: the client left
+    INFRASTRUCTURE = "infrastructure"  # an engine, a sandbox, the environment or the host of a tool was down
     IDLE_TIMEOUT = "idle_timeout"
     DEADLINE = "deadline"
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
 
 
-REPORTED_REASONS = (EndReason.COMPLETED, EndReason.FAILED, EndReason.ABANDONED)  # the others are limits
+LOST_REASONS = (EndReason.ABANDONED, EndReason.INFRASTRUCTURE)  # that say nothing of how the agent did
+LIMIT_REASONS = (EndReason.MAX_TURNS, EndReason.MAX_TOKENS, EndReason.DEADLINE)  # that a client may report, too
+REPORTED_REASONS = (EndReason.COMPLETED, EndReason.FAILED, *LOST_REASONS)  # the others are limits
 
 
 class Episode(Entity, Base):
@@ -61,6 +64,9 @@ class Episode(Entity, Base):
     sampling: Mapped[str | None] = mapped_column(String(16), doc="an EpisodeSampling; null: as each request asks")
     state: Mapped[str] = mapped_column(String(16), default=EpisodeState.OPEN)
     end_reason: Mapped[str | None] = mapped_column(String(16))
+    reported_reason: Mapped[str | None] = mapped_column(
+        String(16), doc="the EndReason of the report, which comes after the end where a limit of its own has ended it"
+    )
     ended_at: Mapped[float | None]
     outcome: Mapped[float | None] = mapped_column(doc="in [-1, 1], as the caller reported it at the end")
     end_fingerprint: Mapped[str | None] = mapped_column(

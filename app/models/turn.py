@@ -66,6 +66,9 @@ class Turn(Entity, Base):
         doc="1 for the first completion of its episode; its choices share it"
     )
     agent: Mapped[str | None] = mapped_column(String(63), doc="the agent's role in the episode, as its client names it")
+    state_key: Mapped[str | None] = mapped_column(
+        String(512), doc="the state of the environment that its client names: turns in equal states are compared"
+    )
     trace_id: Mapped[str | None] = mapped_column(String(32), doc="of the request's `traceparent`")
     span_id: Mapped[str | None] = mapped_column(String(16), doc="of the request's `traceparent`: its caller's span")
     shadow_of_id: Mapped[str | None] = mapped_column(

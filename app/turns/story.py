@@ -136,6 +136,7 @@ class TurnStory(RowView):
     episode_id: str | None
     episode_step: int | None
     agent: str | None
+    state_key: str | None
     trace_id: str | None
     span_id: str | None
     parent_id: str | None

@@ -79,7 +79,7 @@ def preflight(origin: str, headers: str = "authorization,content-type", method: 
 
 async def test_allowed_origin_may_send_and_read(harness: Harness) -> None:
     sent = "authorization, content-type, idempotency-key, x-stainless-lang, x-stainless-retry-count"
-    sent += ", x-attune-user, x-attune-task, x-attune-episode, x-attune-agent"
+    sent += ", x-attune-user, x-attune-task, x-attune-episode, x-attune-agent, x-attune-state-key"
     async with serve_with_origins(harness.settings, [SHOP]) as api:
         preflight_response = await api.options("/v1/feedback", headers=preflight(SHOP, sent))
         assert (preflight_response.status_code, preflight_response.headers["access-control-allow-origin"]) == (

@@ -11,6 +11,8 @@ from app.core.settings import Settings
 from app.models import Episode, EpisodeState, Policy, Turn, TurnState
 from app.policies.overrides import effective_settings
 from app.training.policy_config import effective_rewards
+from workers.feedback import sample_groups
+from workers.feedback.lost_attempts import is_lost
 from workers.feedback.rewards import update_turn_samples
 from workers.feedback.signals import read_series
 
@@ -33,7 +35,7 @@ def is_unprocessed() -> ColumnElement[bool]:
 async def find_ended(session: AsyncSession, settings: Settings, limit: int) -> EndedEpisodes:
     """Return at most `limit` episodes whose end has not been processed, and whose turns have all ended."""
     is_running = exists().where(Turn.episode_id == Episode.id, Turn.state == TurnState.OPEN)
-    columns = (Episode.id, Episode.project_id, Episode.policy_id, Episode.group_id)
+    columns = (Episode.id, Episode.project_id, Episode.policy_id, Episode.group_id, is_lost().label("is_lost"))
     query = select(*columns).where(is_unprocessed(), ~is_running).order_by(Episode.ended_at, Episode.id)
     rows = (await session.execute(query.limit(limit))).all()
     policies = await session.scalars(select(Policy).where(Policy.id.in_({row.policy_id for row in rows})))
@@ -48,7 +50,7 @@ async def find_ended(session: AsyncSession, settings: Settings, limit: int) -> E
     for row in rows:
         if row.group_id is not None and row.policy_id in compare:
             together[row.project_id, row.policy_id, row.group_id].append(row.id)
-        elif row.policy_id in by_return:
+        elif row.policy_id in by_return or row.is_lost:
             together[(row.id,)].append(row.id)
         else:
             unaffected.append(row.id)
@@ -58,7 +60,8 @@ async def find_ended(session: AsyncSession, settings: Settings, limit: int) -> E
 async def process_ends(session: AsyncSession, ids: Collection[str], settings: Settings) -> None:
     """Update the samples that wait for the ends of episodes, which are of one group if they are several.
 
-    Those are the samples of their turns, and of the others in the group, which are computed with them.
+    Those are the samples of their turns, and of the others in the group, which are computed with them. What changes an
+    episode again, such as a report after a limit, waits for the mark, and takes it away then.
     """
     episode = await session.get_one(Episode, min(ids))
     turns = await read_series(session, "episode", {(episode.project_id, id) for id in ids})
@@ -67,8 +70,17 @@ async def process_ends(session: AsyncSession, ids: Collection[str], settings: Se
         has_chats = exists().where(Turn.episode_id == Episode.id)
         other = await session.scalar(select(Episode.id).where(*in_group, has_chats).order_by(Episode.id).limit(1))
         turns = [] if other is None else await read_series(session, "episode", {(episode.project_id, other)})
-    await update_turn_samples(session, [turn.id for turn in turns], settings)
+    turn_ids = [turn.id for turn in turns]
+    await sample_groups.lock_groups(session, turn_ids)  # first, as everywhere
+    of_ends = select(Episode).where(Episode.id.in_(ids)).order_by(Episode.id)
+    await session.scalars(of_ends.with_for_update(key_share=True).execution_options(populate_existing=True))
+    await update_turn_samples(session, turn_ids, settings)
     await mark_processed(session, ids)
+
+
+async def mark_unaffected(session: AsyncSession, ids: Collection[str]) -> None:
+    """Mark episodes whose end changes no samples, but those that were reported as lost since that was read."""
+    await session.execute(update(Episode).where(Episode.id.in_(ids), ~is_lost()).values(processed=True))
 
 
 async def mark_processed(session: AsyncSession, ids: Collection[str]) -> None:

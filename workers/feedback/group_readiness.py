@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from alignment.config.rewards import RewardsConfig
 from alignment.signals.combine_rewards import CombinedReward
-from app.models import EndReason, EpisodeState
+from app.models import LOST_REASONS, EpisodeState
 from workers.feedback.episode_trees import EpisodeTree, RowsByTurn
 
 
@@ -54,6 +54,6 @@ def _known_at(tree: EpisodeTree, counted: RowsByTurn, config: RewardsConfig, ans
     last_answer = max((answered_at[turn.id] for turn in on_path), default=0.0)
     if tree.episode.state == EpisodeState.OPEN:
         return max(last_answer, tree.episode.deadline_at + config.credit_seconds)
-    if tree.outcomes(counted) or tree.episode.end_reason == EndReason.ABANDONED:
+    if tree.outcomes(counted) or (tree.episode.reported_reason or tree.episode.end_reason) in LOST_REASONS:
         return last_answer
     return max(last_answer, (tree.episode.ended_at or 0.0) + config.credit_seconds)

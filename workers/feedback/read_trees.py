@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import chunked
 from app.episodes import graph
-from app.models import Episode, Turn, TurnState
+from app.models import Episode, Turn
 from app.training.episode_groups import key_of_group
 from workers.feedback import signals
 from workers.feedback.episode_trees import EpisodeTree
@@ -74,7 +74,7 @@ async def _read_rows(session: AsyncSession, turn_ids: Collection[str]) -> Mappin
     """Return what the graphs of these turns' episodes are built from, in the order of the steps, by episode."""
     rows: list[GraphRow] = []
     for chunk in chunked(turn_ids):
-        query = select(*graph.COLUMNS, Turn.request_sha256, Turn.episode_id).where(Turn.id.in_(chunk))
+        query = select(*graph.COLUMNS, Turn.episode_id).where(Turn.id.in_(chunk))
         rows += (await session.execute(query)).all()
     rows.sort(key=lambda row: (row.episode_id, row.episode_step, row.choice_index, row.id))
     return {id: list(found) for id, found in groupby(rows, lambda row: str(row.episode_id))}
@@ -84,15 +84,7 @@ def _build_tree(
     episode: Episode, policy_id: str, turns: Sequence[FinishedTurn], rows: Sequence[GraphRow], *, is_compared: bool
 ) -> EpisodeTree:
     shown = graph.build_graph(rows)
-    requests = {row.id: row.request_sha256 or str(row.episode_step) for row in rows}
-    continued = {turn.parent_turn_id for turn in shown}
-    answered = {(turn.parent_turn_id, requests[turn.id]) for turn in shown if turn.id in continued}
-    off_path = frozenset(
-        turn.id
-        for turn in shown
-        if turn.id not in continued
-        and (turn.state != TurnState.DONE or (turn.parent_turn_id, requests[turn.id]) in answered)
-    )
+    off_path = graph.find_off_path(rows, shown)
     by_id = {turn.id: turn for turn in turns}
     parents = {turn.id: turn.parent_turn_id for turn in shown}
     is_grouped = is_compared and episode.group_id is not None

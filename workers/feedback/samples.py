@@ -26,11 +26,12 @@ from app.models import (
     Turn,
 )
 from app.raters.names import is_person
+from app.training import episode_groups
 from app.training.automated_samples import find_replaceable
 from app.training.batch_samples import UNDONE
 from app.training.unlearning import WITHDRAWN
 from app.training.vote_totals import reopen_votes_on_turns
-from workers.feedback import corrections, rater_trust, sample_groups, signals
+from workers.feedback import corrections, lost_attempts, rater_trust, sample_groups, signals
 from workers.feedback.comparable_rewards import select_comparable
 from workers.feedback.group_readiness import ready_times
 from workers.feedback.policy_configs import PolicyConfigs
@@ -40,6 +41,7 @@ from workers.feedback.signals import FinishedTurn
 
 OFF_PATH = "the attempts of its group are compared, and its episode did not go on from its reply"
 WAITING = (SampleState.OPEN, SampleState.QUARANTINED)  # states in which a sample may still change
+USABLE_AGAIN = (SampleRule.WITHDRAWN, SampleRule.OFF_PATH, SampleRule.ATTEMPT_LOST)  # once the turn has a reward
 
 
 class TurnRewards(NamedTuple):
@@ -90,13 +92,15 @@ async def update_samples(
     usable_texts = await corrections.find_usable(session, (row for turn in affected for row in counted[turn.id]))
     time = await database_time(session)
     answered_at = {turn.id: _ready_at(turn, turn_rewards[turn.id], rewards[turn.policy_id], time) for turn in all_turns}
-    known_at = ready_times(trees, returns.values, counted, rewards, answered_at, time)
+    of_lost = await lost_attempts.find_turns_of_lost(session, all_turns, returns.raters)
+    values = {id: None if id in of_lost else value for id, value in returns.values.items()}
+    known_at = ready_times(trees, values, counted, rewards, answered_at, time)
     quarantined = await _read_quarantined(session, affected, returns.raters)
     for turn in affected:
-        reward, config = returns.values[turn.id], rewards[turn.policy_id]
+        reward, config = values[turn.id], rewards[turn.policy_id]
         sample = samples.get(turn.id)
         if sample is None:
-            known_reward = reward or returns.off_path.get(turn.id)
+            known_reward = returns.values[turn.id] or returns.off_path.get(turn.id)
             if known_reward is None:
                 continue
             sample = _new_sample(turn, known_reward, clusters.get(turn.id))
@@ -108,8 +112,10 @@ async def update_samples(
             _open_again(sample)
         elif turn.id not in voted:
             _close_again(sample)
-        if turn.id in returns.off_path:
-            _drop_off_path(sample)
+        if turn.id in of_lost:
+            _drop_waiting(sample, SampleRule.ATTEMPT_LOST, lost_attempts.REASON)
+        elif turn.id in returns.off_path:
+            _drop_waiting(sample, SampleRule.OFF_PATH, OFF_PATH)
         else:
             _update_reward(
                 sample, reward, turn.exclusion_reason, has_feedback=has_feedback, uses_feedback=uses_feedback
@@ -123,12 +129,16 @@ async def update_samples(
         sample.episode_id = turn.episode_id if is_compared else None
         if tree is not None and tree.group is not None:
             sample.group_id = tree.group
+        elif tree is not None and turn.id not in tree.off_path and turn.policy_id not in need_groups:
+            sample.group_id = episode_groups.key_of_episode(tree.episode.id)
         elif turn.id in alone:
             sample.group_id = f"turn/{turn.id}"  # not the id of its completion, which may be the same
         elif turn.policy_id in need_groups:
             sample.group_id = comparison_groups.get(turn.id, turn.completion_id)
         else:
-            sample.group_id = comparison_groups.get(turn.id, sample.group_id)
+            is_of_episode = episode_groups.is_of_one_episode(sample.group_id or "")
+            group = turn.completion_id if is_of_episode else sample.group_id
+            sample.group_id = comparison_groups.get(turn.id, group)
         if sample.state in WAITING:
             sample.is_corrected = uses_feedback and corrections.has_usable(counted[turn.id], usable_texts)
         if sample.state == SampleState.OPEN:
@@ -238,7 +248,7 @@ def _update_reward(
             sample.reason = None  # it has new feedback itself
         sample.reward, sample.weight, sample.uses_feedback = reward.value, reward.weight, uses_feedback
     elif sample.state == SampleState.DROPPED and exclusion_reason is None:
-        is_usable_again = sample.rule in (SampleRule.WITHDRAWN, SampleRule.OFF_PATH) or (
+        is_usable_again = sample.rule in USABLE_AGAIN or (
             sample.rule == SampleRule.TOO_OLD and has_feedback and uses_feedback
         )
         if not is_usable_again:
@@ -247,10 +257,10 @@ def _update_reward(
         sample.reward, sample.weight, sample.uses_feedback = reward.value, reward.weight, uses_feedback
 
 
-def _drop_off_path(sample: Sample) -> None:
-    """Drop a sample of a compared episode that did not go on from its reply."""
+def _drop_waiting(sample: Sample, rule: SampleRule, reason: str) -> None:
+    """Drop a sample that has not been learned from, or say by which rule a dropped one is."""
     if sample.state in WAITING or (sample.state == SampleState.DROPPED and sample.rule == SampleRule.WITHDRAWN):
-        sample.state, sample.rule, sample.reason = SampleState.DROPPED, SampleRule.OFF_PATH, OFF_PATH
+        sample.state, sample.rule, sample.reason = SampleState.DROPPED, rule, reason
 
 
 def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConfig, time: float) -> float:

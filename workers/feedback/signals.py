@@ -15,10 +15,11 @@ from app.chat.histories import read_prompt_ids
 from app.core.database import chunked
 from app.feedback.effective import is_withdrawn, kind_class
 from app.feedback.schemas import WITHDRAWAL
-from app.models import Episode, EpisodeState, Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
+from app.models import LIMIT_REASONS, Episode, EpisodeState, Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
 
 MAX_SERIES_TURNS = 256  # feedback about a conversation or an episode applies to at most so many turns
+OUTCOME = "outcome/CODE/episode"  # the source of the outcome that the end of an episode reports
 Series = Literal["conversation", "episode"]  # of turns, which feedback may be about as a whole
 SERIES: tuple[Series, ...] = ("conversation", "episode")
 
@@ -203,7 +204,10 @@ async def _add_series_signals(
     turns_of: dict[tuple[str, str], list[FinishedTurn]] = defaultdict(list)
     for turn in await read_series(session, series, feedback):
         turns_of[turn.project_id, getattr(turn, name)].append(turn)
-    in_groups = set[str]()
+    in_groups, limited = set[str](), set[str]()
+    if series == "episode":
+        reported = select(Episode.id).where(Episode.id.in_({id for _, id in feedback}))
+        limited = set(await session.scalars(reported.where(Episode.reported_reason.in_(LIMIT_REASONS))))
     if series == "episode" and compare_episodes:
         of_pairs = select(Episode.id).where(Episode.id.in_({id for _, id in pairs}))
         in_groups = set(await session.scalars(of_pairs.where(Episode.group_id.is_not(None))))
@@ -212,7 +216,7 @@ async def _add_series_signals(
         whole = set(compare_episodes) if pair[1] in in_groups else set[str]()
         if series == "episode":
             whole |= {id for id, config in configs.items() if config.episode_credit == "return"}
-        _spread(latest, turns_of[pair], series, configs, whole, signals)
+        _spread(latest, turns_of[pair], series, configs, whole, signals, is_limited=pair[1] in limited)
 
 
 def _spread(
@@ -222,15 +226,21 @@ def _spread(
     configs: Mapping[str, RewardsConfig],
     whole: Collection[str],
     signals: SignalsByTurn,
+    *,
+    is_limited: bool,
 ) -> None:
     """Add the latest feedback on a whole conversation or episode to those of its turns that `signals` has.
 
-    It is spread over the turns, but in the policies of `whole`, where each turn has all of it.
+    It is spread over the turns, but in the policies of `whole`, where each turn has all of it. Of an episode that ended
+    at a limit, the outcome counts at most `episode_limit_cap`.
     """
     requested = [(index, turn) for index, turn in enumerate(turns) if turn.id in signals]
     for policy_id in {turn.policy_id for _, turn in requested}:  # a conversation may move to another policy
         config = configs[policy_id]
         latest = signals_by_source(feedback, turns[0], explicit_source(config))
+        if is_limited and OUTCOME in latest and config.episode_limit_cap is not None:
+            outcome = latest[OUTCOME]
+            latest[OUTCOME] = outcome._replace(value=min(outcome.value, config.episode_limit_cap))
         for key, signal in latest.items():
             is_whole = policy_id in whole
             shares = [signal.value] * len(turns) if is_whole else spread_over_turns(signal.value, len(turns), config)

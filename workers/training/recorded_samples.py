@@ -55,6 +55,7 @@ def to_sample(
         turn_index=turn.num_messages,  # the same for all replies to one prompt
         episode=turn.episode_id,
         agent=turn.agent,
+        state_key=turn.state_key,
         depth=None if place is None else place.depth,
         parent=None if place is None else place.parent,
         num_next=0 if place is None else place.num_next,
@@ -73,12 +74,11 @@ async def read_places(session: AsyncSession, turns: Collection[Turn]) -> dict[st
     query = select(*graph.COLUMNS, Turn.episode_id).where(Turn.episode_id.in_(episodes))
     order = (Turn.episode_id, Turn.episode_step, Turn.choice_index, Turn.id)
     places: dict[str, Place] = {}
-    for _, rows in groupby(await session.execute(query.order_by(*order)), lambda row: row.episode_id):
-        shown = graph.build_graph(list(rows))
-        continued = {turn.parent_turn_id for turn in shown}
-        num_next = Counter(
-            turn.parent_turn_id for turn in shown if turn.state == TurnState.DONE or turn.id in continued
-        )
+    for _, found in groupby(await session.execute(query.order_by(*order)), lambda row: row.episode_id):
+        rows = list(found)
+        shown = graph.build_graph(rows)
+        off_path = graph.find_off_path(rows, shown)
+        num_next = Counter(turn.parent_turn_id for turn in shown if turn.id not in off_path)
         for turn in shown:
             parent = turn.parent_turn_id
             places[turn.id] = Place(0 if parent is None else places[parent].depth + 1, parent, num_next[turn.id])

@@ -1,36 +1,39 @@
 """Select the ready samples of the next batch: whole groups, oldest first, within the caps on what one source gives.
 
+Episodes whose turns are rewarded by their returns are groups, too.
+
 A batch has at least two different rewards, and where the algorithm learns from groups alone, a group that has them.
 Where there are none, it consists of corrected replies alone, whose texts need no contrast.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, CompoundSelect, Select, Subquery, and_, case, func, or_, select, true, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.algorithm import UpdateConfig
-from alignment.tolerance import TOLERANCE, exceeds, is_tie
+from alignment.tolerance import TOLERANCE, exceeds
 from app.core.database import now
 from app.core.planner import prefer_indexes
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState
 from app.training import sample_conditions, service
-from app.training.episode_groups import MAX_ATTEMPTS, PREFIX, is_of_episodes
+from app.training.episode_groups import MAX_ATTEMPTS, PREFIX, PREFIX_OF_ONE, is_of_one_episode
 from app.training.policy_config import effective_rollouts
 from app.training.sample_columns import is_open
 from app.training.service import max_samples
 from workers.feedback import rater_trust
 from workers.feedback.signals import MAX_SERIES_TURNS
+from workers.training.fill_batch import AUTOMATED, FIRST, NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 
 MAX_GROUP_SIZE = 64  # replies to one prompt
 MAX_EPISODE_GROUP_SIZE = MAX_ATTEMPTS * MAX_SERIES_TURNS  # turns of the episodes of a group
+MAX_EPISODE_SIZES = (
+    2 * MAX_SERIES_TURNS
+)  # turns of the large episodes of a batch, of which each takes half of the places
 MIN_FIRST_SAMPLES, MAX_FIRST_SAMPLES = 512, 8192  # that are read before all of them are
-# Of two groups, the one with the smaller priority is selected first, then the older one.
-FIRST, NORMAL, AUTOMATED, WAITS_FOR_NEW = -1000, 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class SamplePool:
     of them than updates can use. Samples from a batch without contrast, and those of a version that was undone before
     anybody judged it, are selected last, and are at most half of the next batch. So they are tried again only with new
     samples. The group with the key `first_key` comes before all others.
+
+    With `splits_episodes` an episode of no group is cut where it is larger than the batch, else a batch has all of it.
     """
 
     policy_id: str
@@ -51,6 +56,7 @@ class SamplePool:
     has_usual_order: bool = True
     needs_contrast: bool = True
     first_key: str | None = None
+    splits_episodes: bool = False
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
             (sample_conditions.waits_for_new(), WAITS_FOR_NEW),
@@ -60,9 +66,10 @@ class SamplePool:
     )
 
     def failed_first(self) -> "SamplePool":
-        """Select the samples first that were in the most quarantined batches."""
+        """Select the samples first that were in the most quarantined batches. Episodes are cut, to isolate one."""
+        is_new = ~sample_conditions.waits_for_new()
         priority = -sample_conditions.num_failures()
-        return replace(self, condition=~sample_conditions.waits_for_new(), priority=priority, has_usual_order=False)
+        return replace(self, condition=is_new, priority=priority, has_usual_order=False, splits_episodes=True)
 
     def without_failed(self) -> "SamplePool":
         """Leave out the samples of quarantined batches."""
@@ -90,14 +97,14 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
     max_planned = max_samples(effective_rollouts(policy, settings).max_plan_share, settings.trainer.batch_size)
     algorithm = settings.algorithm
     groups = await _read_groups(session, pool, size, max_planned, settings)
-    chosen = _fill_batch(groups, size, max_planned)
+    chosen = fill_batch(groups, size, max_planned, pool.splits_episodes)
     rewards = [(group.key, chosen[id]) for group in groups for id in group.rewards if id in chosen]
     if rewards and pool.needs_contrast and not _has_contrast(rewards, algorithm):
         first_key = await _find_contrast(session, pool, rewards[0][1], algorithm)
         if first_key is None:
             return await select_samples(session, pool.corrected_alone(), size, settings)
         groups = await _read_groups(session, pool.with_first(first_key), size, max_planned, settings)
-        chosen = _fill_batch(groups, size, max_planned)
+        chosen = fill_batch(groups, size, max_planned, pool.splits_episodes)
     # Feedback may have withdrawn or quarantined a sample since it was read, so its state is read again under its lock.
     locked = list(
         await session.scalars(
@@ -142,22 +149,6 @@ async def _find_contrast(session: AsyncSession, pool: SamplePool, reward: float,
     return keys[0] if keys else None
 
 
-class ReadyGroup(NamedTuple):
-    """Samples of replies to one prompt, or of the episodes of a group: by turn the rewards that are compared.
-
-    `is_planned` is true if the prompt comes from a prompt set, not from a chat.
-
-    Groups sort by priority, then by `order`: the time at which the first of the samples became ready, or its negative
-    for automated rewards.
-    """
-
-    priority: int
-    order: float
-    key: str
-    rewards: dict[str, float]
-    is_planned: bool
-
-
 async def _read_groups(
     session: AsyncSession, pool: SamplePool, size: int, max_planned: int, settings: Settings
 ) -> list[ReadyGroup]:
@@ -170,13 +161,28 @@ async def _read_groups(
     num_first = max(MIN_FIRST_SAMPLES, 4 * size)
     while True:
         keys = await _first_group_keys(session, pool, num_first)
-        samples = _samples_within_caps(_ready_samples(pool, keys), pool.policy_id, size, num_raters, settings)
+        ready = _ready_samples(pool, keys)
+        size_in_groups = await _count_groups(session, ready, size) if _has_whole_episodes(settings) else size
+        samples = _samples_within_caps(ready, pool.policy_id, size_in_groups, num_raters, settings)
         max_group_size = MAX_EPISODE_GROUP_SIZE if settings.algorithm.compares_episodes else MAX_GROUP_SIZE
+        max_group_size = MAX_EPISODE_SIZES if _has_whole_episodes(settings) else max_group_size
         groups = await _read_groups_of(session, samples, size, max_planned, max_group_size)
         num_chats = sum(len(group.rewards) for group in groups if not group.is_planned)
         if keys is None or num_chats >= size + MAX_GROUP_SIZE:
             return groups
         num_first *= 4
+
+
+def _has_whole_episodes(settings: Settings) -> bool:
+    """Return whether episodes of no group are in a batch as a whole: curation has given their samples such keys."""
+    return settings.rewards.episode_credit == "return" and not settings.algorithm.needs_groups
+
+
+async def _count_groups(session: AsyncSession, samples: Subquery, size: int) -> int:
+    """Return how many groups, of as many samples as these have in the mean, a batch of `size` samples has."""
+    query = select(func.count(), func.count(samples.c.group_key.distinct())).select_from(samples)
+    num_samples, num_groups = (await session.execute(query)).one()
+    return max(1, size * num_groups // max(1, num_samples))
 
 
 async def _first_group_keys(session: AsyncSession, pool: SamplePool, num_first: int) -> set[str] | None:
@@ -233,12 +239,15 @@ async def _read_groups_of(
     is_planned = samples.c.origin == Origin.PROMPT_SET
     order = (samples.c.group_priority, samples.c.group_order, samples.c.group_key)
     for condition, limit in ((samples.c.origin != Origin.PROMPT_SET, size), (is_planned, max_planned)):
-        rows = await session.execute(
+        query = (
             select(*order, samples.c.turn_id, samples.c.reward, samples.c.origin)
             .where(condition)
             .order_by(*order, samples.c.turn_id)
             .limit(limit + max_group_size)
         )
+        rows = (await session.execute(query)).all()
+        if len(rows) == limit + max_group_size and is_of_one_episode(rows[-1].group_key):
+            rows = [row for row in rows if row.group_key != rows[-1].group_key]  # it may have further samples
         for priority, position, key, turn_id, reward, origin in rows:
             group = ReadyGroup(priority, position, key, {}, origin == Origin.PROMPT_SET)
             groups.setdefault(key, group).rewards[turn_id] = reward
@@ -250,7 +259,8 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
 
     The caps apply one after the other, so that a sample beyond its rater's cap takes no place from the others of its
     conversation and cluster. Replies to one prompt count once, since they are selected together. A group of episodes
-    is within the caps as a whole or not at all: without some of its turns it would be compared by the others alone.
+    is within the caps as a whole or not at all: without some of its turns it would be compared by the others alone. So
+    is an episode whose turns are rewarded by their returns, and `size` is then the number of episodes of a batch.
     """
     even_share = service.even_share(size, num_raters)
     for name, share in (
@@ -269,10 +279,11 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
             statement = statement.outerjoin(Rater, and_(Rater.project_id == project_id, Rater.name == ranked.c.rater))
             is_within_cap = _is_within_rater_cap(ranked.c.position, max_samples(share, size), even_share, settings)
         is_within_cap = or_(ranked.c[name].is_(None), is_within_cap)
-        if not settings.algorithm.compares_episodes:
+        if not settings.algorithm.compares_episodes and not _has_whole_episodes(settings):
             samples = statement.where(is_within_cap).subquery()
             continue
-        unit = case((ranked.c.group_key.startswith(PREFIX), ranked.c.group_key), else_=ranked.c.turn_id)
+        is_whole = or_(ranked.c.group_key.startswith(PREFIX), ranked.c.group_key.startswith(PREFIX_OF_ONE))
+        unit = case((is_whole, ranked.c.group_key), else_=ranked.c.turn_id)
         num_beyond = func.sum(case((is_within_cap, 0), else_=1)).over(partition_by=unit).label("num_beyond")
         capped = statement.add_columns(num_beyond).subquery()
         samples = select(*[capped.c[column.name] for column in columns]).where(capped.c.num_beyond == 0).subquery()
@@ -323,42 +334,3 @@ def _is_within_rater_cap(
         return true()
     is_within_limit = rater_trust.is_within_allowance(position, limit) if settings.raters.trust else position <= limit
     return or_(position <= even_share, is_within_limit, rater_trust.is_trusted())
-
-
-def _fill_batch(groups: Sequence[ReadyGroup], size: int, max_planned: int) -> dict[str, float]:
-    """Return the rewards by turn of the groups that fit.
-
-    Replies to one prompt are compared with each other, so a group is split only if it alone exceeds the batch. A group
-    of episodes is never split: it may be a batch of its own, which is larger than the others. Groups
-    of prompt sets get at most `max_planned` places, or one group. Groups that wait for new samples get as many
-    places as others; one of episodes that would never fit so joins others that fill half of the batch.
-    """
-    rewards: dict[str, float] = {}
-    num_planned = num_waiting = 0
-    for group in groups:
-        num_samples, waits = len(group.rewards), group.priority == WAITS_FOR_NEW
-        if group.is_planned and num_planned and num_planned + num_samples > max_planned:
-            continue
-        is_large = is_of_episodes(group.key) and num_samples > size // 2
-        if waits and is_large and not num_waiting and 2 * len(rewards) >= size:
-            return rewards | group.rewards
-        if waits and 2 * num_waiting + num_samples > len(rewards):
-            continue
-        if len(rewards) + num_samples <= size:
-            rewards |= group.rewards
-            num_planned += num_samples if group.is_planned else 0
-            num_waiting += num_samples if waits else 0
-        elif not rewards and is_of_episodes(group.key):
-            return group.rewards
-        elif not rewards:
-            return _split_group(group, size)
-    return rewards
-
-
-def _split_group(group: ReadyGroup, size: int) -> dict[str, float]:
-    """Return the first `size` samples of the group, the last of them replaced if all rewards would be equal."""
-    items = list(group.rewards.items())
-    others = [item for item in items[size:] if not is_tie((item[1], items[0][1]))]
-    if others and is_tie([reward for _, reward in items[:size]]):
-        items[size - 1] = others[0]
-    return dict(items[:size])

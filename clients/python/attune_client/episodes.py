@@ -22,7 +22,7 @@ log = logging.getLogger("attune_client")
 PATH = "/v1/episodes"
 NOT_STARTED = "the episode is not created yet: use `with client.episode(…) as episode`, or call start()"
 UNREACHABLE = (ConnectionFailed, TimedOut, ServerError)
-Reason = Literal["completed", "failed", "abandoned"]
+Reason = Literal["completed", "failed", "max_turns", "max_tokens", "deadline", "abandoned", "infrastructure"]
 
 
 class EpisodeFields(TypedDict, total=False):
@@ -110,9 +110,13 @@ class _Episode:
             variables |= {"ANTHROPIC_BASE_URL": self._base_url, "ANTHROPIC_API_KEY": self.api_key}
         return variables
 
-    def headers(self, agent: str | None = None) -> dict[str, str]:
-        """Return the headers by which a client with a key of its own chats in the episode, as this agent."""
-        return {"x-attune-episode": self.id} | ({"x-attune-agent": agent} if agent is not None else {})
+    def headers(self, agent: str | None = None, state_key: str | None = None) -> dict[str, str]:
+        """Return the headers by which a client with a key of its own chats in the episode, as this agent.
+
+        `state_key` names the state of the environment that the chat is in.
+        """
+        named = {"x-attune-agent": agent, "x-attune-state-key": state_key}
+        return {"x-attune-episode": self.id} | {name: value for name, value in named.items() if value is not None}
 
     def _created(self) -> dict[str, Any]:
         if not self.record:
@@ -154,7 +158,8 @@ class Episode(_Episode):
         transport: How requests are sent, as the client does.
         policy: The policy that its chats name as `model`.
         fields: See EpisodeFields.
-        failure_outcome: The outcome of an episode that an error of the agent ends; by default none.
+        failure_outcome: The outcome of an episode that an error of the agent ends; by default that of the policy's
+            rewards (`episode_failure`, -1).
         queue: An offline queue. An outcome that cannot be reported is stored there as feedback on the episode.
     """
 

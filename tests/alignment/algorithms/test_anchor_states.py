@@ -5,9 +5,12 @@ from alignment.types import Sample
 from tests.support.worked_batches import reply
 
 
-def turn(episode: str, *prompt: int, group: str = "task", agent: str | None = None) -> Sample:
+def turn(
+    episode: str, *prompt: int, group: str = "task", agent: str | None = None, state_key: str | None = None
+) -> Sample:
     """Return a turn with the reply (5, 5)."""
-    return reply(0.0, 2, group, episode=episode, prompt_ids=prompt, agent=agent, turn_return=0.0)
+    named = {"agent": agent, "state_key": state_key}
+    return reply(0.0, 2, group, episode=episode, prompt_ids=prompt, turn_return=0.0, **named)
 
 
 def same(samples: list[Sample]) -> list[set[int]]:
@@ -44,3 +47,18 @@ def test_states_are_of_one_group_and_one_agent() -> None:
 
 def test_a_reply_that_is_not_compared_by_its_return_is_in_a_state_of_its_own() -> None:
     assert same([reply(0.0, 1, "a"), reply(0.0, 1, "a"), turn("b", 1, group="a")]) == []
+
+
+def test_a_turn_whose_state_is_named_is_in_that_state_whatever_it_has_seen() -> None:
+    samples = [
+        *(turn("a", 1, state_key="start"), turn("a", 1, 5, 5, 7, state_key="room")),
+        *(turn("b", 2, state_key="start"), turn("b", 2, 5, 5, 8, state_key="room")),
+        *(turn("c", 1), turn("c", 1, 5, 5, 7)),  # has named none: what it has seen is no name
+        *(turn("d", 1), turn("d", 1, 5, 5, 9, state_key="room", agent="worker")),
+        turn("e", 1, group="other", state_key="start"),
+    ]
+    assert same(samples) == [{0, 2}, {1, 3}, {4, 6}]
+
+
+def test_observations_begin_after_turns_whose_state_is_named() -> None:
+    assert same([turn("a", 1, state_key="x"), turn("a", 1, 5, 5, 7), turn("b", 2), turn("b", 2, 5, 5, 7)]) == [{1, 3}]

@@ -98,6 +98,47 @@ async def test_request_that_names_two_episodes_is_refused(harness: Harness, scri
     assert len(await harness.all(Turn)) == 1
 
 
+WIRES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": episodes.MESSAGES}),
+    ("/v1/responses", {"input": "Guess a number."}),
+    ("/v1/messages", {"messages": episodes.MESSAGES, "max_tokens": 16}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), WIRES, ids=["chat", "responses", "messages"])
+async def test_request_may_name_the_state(
+    harness: Harness, scripted: ScriptedEngine, path: str, body: dict[str, Any]
+) -> None:
+    """Of the environment, before the reply: by a header or by the metadata, on each of the wires."""
+    episode = await episodes.create(harness)
+    headers = episodes.auth(episode["api_key"])
+    named = {"metadata": {"attune_state_key": "room 2"}}
+    for sent, further in (({"x-attune-state-key": "room 1"}, {}), ({}, named), ({}, {})):
+        answer = await harness.api.post(path, json={"model": "shop", **body, **further}, headers=headers | sent)
+        assert answer.status_code == 200, answer.text
+    turns = sorted(await harness.all(Turn), key=lambda turn: turn.episode_step or 0)
+    assert [turn.state_key for turn in turns] == ["room 1", "room 2", None]
+    differs = await harness.api.post(
+        path, json={"model": "shop", **body, **named}, headers=headers | {"x-attune-state-key": "room 1"}
+    )
+    assert differs.status_code == 400 and "two states" in differs.text
+
+
+async def test_state_that_cannot_be_stored_or_is_of_no_episode_is_refused(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    episode = await episodes.create(harness)
+    for bad in (513 * "s", "a\x00b"):
+        refused = await episodes.chat(harness, episode, metadata={"attune_state_key": bad})
+        assert refused.status_code in (400, 422), refused.text
+    too_long = await episodes.chat(harness, episode, {"x-attune-state-key": 513 * "s"})
+    assert (code(too_long), too_long.json()["error"]["param"]) == ((400, "invalid_value"), "x-attune-state-key")
+    lonely = {"model": "shop", "messages": episodes.MESSAGES}
+    alone = await harness.api.post("/v1/chat/completions", json=lonely, headers={"x-attune-state-key": "room 1"})
+    assert (code(alone), alone.json()["error"]["param"]) == ((400, "invalid_value"), "x-attune-state-key")
+    assert await harness.all(Turn) == []
+
+
 async def test_metadata_may_name_the_agent(harness: Harness, scripted: ScriptedEngine) -> None:
     episode, named = await episodes.create(harness), {"attune_agent": "worker"}
     assert (await episodes.chat(harness, episode, metadata=named)).status_code == 200
@@ -218,6 +259,8 @@ END_STATES: list[tuple[str, dict[str, Any], tuple[str, float | None]]] = [
     ("open", {"outcome": -1.0, "reason": "failed"}, ("failed", -1.0)),
     ("open", {"reason": "failed"}, ("failed", None)),
     ("open", {"reason": "abandoned"}, ("abandoned", None)),
+    ("open", {"reason": "infrastructure"}, ("infrastructure", None)),
+    ("open", {"outcome": -0.5, "reason": "deadline"}, ("deadline", -0.5)),
     *((reason, {"outcome": 1.0}, (reason, 1.0)) for reason in ("idle_timeout", "deadline", "max_turns", "max_tokens")),
     ("deadline", {"reason": "abandoned"}, ("deadline", None)),
 ]
@@ -238,7 +281,8 @@ async def test_end_states(
     assert (ended.json()["end_reason"], ended.json()["outcome"]) == after
     assert (await episodes.end(harness, episode["id"], **report)).json() == ended.json()
     await curate(harness.db, harness.settings)
-    assert await rewards(harness) == ({} if after[1] is None else {turn.id: after[1]})
+    reward = -1.0 if report == {"reason": "failed"} else after[1]
+    assert await rewards(harness) == ({} if reward is None else {turn.id: reward})
 
 
 @pytest.mark.parametrize(
@@ -247,8 +291,9 @@ async def test_end_states(
         {"outcome": 1.5},
         {"outcome": "1"},
         {"outcome": True},
-        {"reason": "deadline"},
+        {"reason": "idle_timeout"},
         {"reason": "abandoned", "outcome": 0.0},
+        {"reason": "infrastructure", "outcome": 0.0},
     ],
     ids=str,
 )

@@ -23,7 +23,9 @@ async def create(harness: Harness, *end_users: str, **values: Any) -> tuple[dict
     """Create an episode with a turn of each end user, and end it."""
     episode = await episodes.create(harness, task=SECRET, metadata={"name": SECRET})
     turns = [
-        await harness.turn(end_user=user, episode_id=episode["id"], episode_step=step, agent=SECRET, **values)
+        await harness.turn(
+            end_user=user, episode_id=episode["id"], episode_step=step, agent=SECRET, state_key=SECRET, **values
+        )
         for step, user in enumerate(end_users, 1)
     ]
     await episodes.end(harness, episode["id"], outcome=1.0)
@@ -41,8 +43,8 @@ async def test_erasure_of_a_person_erases_the_episodes_of_their_turns(harness: H
     }
     assert (rows[alone["id"]].outcome, rows[shared["id"]].outcome) == (None, 1.0)
     assert [row.episode_id for row in await harness.all(Feedback) if row.kind == "score"] == [shared["id"]]
-    agents = {turn.id: turn.agent for turn in await harness.all(Turn)}
-    assert {id for id, agent in agents.items() if agent} == {of_bob.id}
+    names = {turn.id: (turn.agent, turn.state_key) for turn in await harness.all(Turn)}
+    assert {id: name for id, name in names.items() if any(name)} == {of_bob.id: (SECRET, SECRET)}
     await curate(harness.db, harness.settings)
     assert {row.turn_id: row.value for row in await harness.all(Reward)}[of_bob.id] == 1.0
 
@@ -61,8 +63,10 @@ async def test_export_of_a_person_has_their_episodes(harness: Harness) -> None:
 async def test_exported_turns_name_their_episode(harness: Harness) -> None:
     episode, turns = await create(harness, "ada", "bob")
     table = pq.read_table(io.BytesIO((await harness.api.get("/v1/exports/turns")).content))
-    rows = {row["id"]: (row["episode_id"], row["episode_step"], row["agent"]) for row in table.to_pylist()}
-    assert rows == {turn.id: (episode["id"], step, SECRET) for step, turn in enumerate(turns, 1)}
+    rows = {
+        row["id"]: (row["episode_id"], row["episode_step"], row["agent"], row["state_key"]) for row in table.to_pylist()
+    }
+    assert rows == {turn.id: (episode["id"], step, SECRET, SECRET) for step, turn in enumerate(turns, 1)}
 
 
 async def test_content_of_an_episode_expires_with_its_turns(harness: Harness) -> None:

@@ -158,16 +158,19 @@ async def test_other_algorithms_have_groups_of_one_prompt(harness: Harness, algo
     assert all(sample.ready_at < sample.created_at + 60 for samples in found.values() for sample in samples)
 
 
-async def test_turns_have_the_returns_that_gigpo_compares(compared: Harness) -> None:
+async def test_turns_have_the_returns_and_the_states_that_gigpo_compares(compared: Harness) -> None:
     """Beside the reward of the whole attempt, with `episode_discount` 0.95."""
     compared.settings = compared.settings.replace({"algorithm": {"type": "gigpo"}})
     await attempt(compared, 3, 1.0)
     await attempt(compared, 1, -1.0)
+    async with compared.db.write() as session:
+        await session.execute(update(Turn).where(Turn.episode_step == 1).values(state_key="the door"))
     await curate(compared.db, compared.settings)
     assert await assemble(compared.db, compared.settings) == 1
     claimed = await batches.claim(compared.db, "a trainer", compared.settings)
     assert claimed is not None
     samples = claimed.batch.samples
+    assert sorted(sample.state_key or "" for sample in samples) == ["", "", "the door", "the door"]
     assert {(sample.reward, sample.depth) for sample in samples} == {(1.0, None), (-1.0, None)}
     assert sorted(sample.turn_return or 0.0 for sample in samples) == pytest.approx([-1.0, 0.95**2, 0.95, 1.0])
 

@@ -1,9 +1,16 @@
-"""The replies that the KL of an update is measured on: recorded, of the policy, and not in the batch."""
+"""The replies that the KL of an update is measured on: recorded, of the policy, and not in the batch; and how many
+turns of its episode go on from a turn."""
+
+from typing import Any
+
+import pytest
 
 from app.models import Batch, Origin, TurnState
+from tests.support.attempts import attempt
 from tests.support.deployment import Harness
 from tests.support.updates import claim_next_batch, rate, release, train
 from workers.training import batches
+from workers.training.recorded_samples import read_places
 
 
 async def test_held_out_replies_are_the_newest_others_that_may_be_trained_on(harness: Harness) -> None:
@@ -37,3 +44,37 @@ async def test_a_repeated_update_has_the_same_held_out_replies(harness: Harness)
     second = await batches.claim(harness.db, "trainer", harness.settings)
     assert second is not None and second.batch == first.batch
     assert len(first.batch.held_out) == 1
+
+
+@pytest.mark.parametrize(
+    ("twin", "num_next"),
+    [
+        pytest.param({"request_sha256": "a"}, 1, id="a request that was sent again, and continued then"),
+        pytest.param({"request_sha256": "b"}, 2, id="another request: a branch"),
+        pytest.param({"state": TurnState.FAILED, "request_sha256": "b"}, 1, id="a reply that failed"),
+    ],
+)
+async def test_repeated_request_is_no_branch(harness: Harness, twin: dict[str, Any], num_next: int) -> None:
+    """The first turn is continued by one turn that goes on, and by one that does not."""
+    episode = await attempt(harness, 0)
+    place: dict[str, Any] = {"episode_id": episode["id"], "conversation_id": "c", "num_prompt_tokens": 3}
+    first = await harness.turn(episode_step=1, **place)
+    place |= {"prefix_reuse": "exact"}
+    other = await harness.turn(episode_step=2, parent_id=first.id, **place, **twin)
+    second = await harness.turn(episode_step=3, parent_id=first.id, request_sha256="a", **place)
+    last = await harness.turn(episode_step=4, parent_id=second.id, request_sha256="c", **place)
+    async with harness.db.read() as session:
+        places = await read_places(session, [first, other, second, last])
+    assert [places[turn.id].num_next for turn in (first, other, second, last)] == [num_next, 0, 1, 0]
+
+
+async def test_twins_without_a_further_turn_both_count(harness: Harness) -> None:
+    """Nobody knows which of them was taken: each ends a line."""
+    episode = await attempt(harness, 0)
+    place: dict[str, Any] = {"episode_id": episode["id"], "conversation_id": "c", "num_prompt_tokens": 3}
+    first = await harness.turn(episode_step=1, **place)
+    place |= {"prefix_reuse": "exact", "parent_id": first.id, "request_sha256": "a"}
+    twins = [await harness.turn(episode_step=step, **place) for step in (2, 3)]
+    async with harness.db.read() as session:
+        places = await read_places(session, [first, *twins])
+    assert places[first.id].num_next == 2

@@ -8,7 +8,7 @@ from tests.support.attempts import SOURCES, attempt, compare, read_samples
 from tests.support.deployment import Harness
 from workers.curate import curate
 from workers.training.assemble import assemble
-from workers.training.select_samples import NORMAL, WAITS_FOR_NEW, ReadyGroup, _fill_batch
+from workers.training.fill_batch import NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 
 
 async def test_caps_of_raters_leave_out_whole_groups(harness: Harness) -> None:
@@ -62,6 +62,6 @@ def test_large_group_that_waits_for_new_samples_joins_them() -> None:
         ReadyGroup(NORMAL, float(j), f"episodes/{j}", {f"s{j}-{i}": float(i % 2) for i in range(20)}, False)
         for j in range(3)
     ]
-    assert len(_fill_batch([*new, returned], 96, 10)) == 120
-    assert len(_fill_batch([*new[:1], returned], 96, 10)) == 20, "too few new samples"
-    assert _fill_batch([returned], 96, 10) == {}
+    assert len(fill_batch([*new, returned], 96, 10)) == 120
+    assert len(fill_batch([*new[:1], returned], 96, 10)) == 20, "too few new samples"
+    assert fill_batch([returned], 96, 10) == {}
