@@ -72,7 +72,12 @@ class Tool(ABC, Generic[State]):
 
     Of an exception of `execute` the model sees type and message, as the result of its call. ToolError's message is
     shown as it is. InfrastructureFailure, and an error of a connection, end the episode instead.
+
+    `has_own_time_limit`: the tool ends its calls itself, so that time for which the host lets a call wait is not the
+    model's fault. `call_seconds` of the limits does not hold for it.
     """
+
+    has_own_time_limit = False
 
     name: str
     description: str

@@ -100,7 +100,7 @@ class _OpenTool(Generic[State]):
             raise _Refused(Fault.BAD_ARGUMENTS, str(error)) from error
         state = await self.create()
         try:
-            async with asyncio.timeout(limits.call_seconds) as limit:
+            async with asyncio.timeout(None if self._tool.has_own_time_limit else limits.call_seconds) as limit:
                 return await self._tool.execute(state, arguments)
         except ToolError as error:
             raise _Refused(Fault.EXCEPTION, str(error)) from error
