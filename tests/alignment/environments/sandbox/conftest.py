@@ -2,7 +2,8 @@
 
 import importlib.util
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.conftest import skip_or_fail
 from tests.support.sandbox_service import SandboxService
 from tests.support.scripted_engine import serve
 
-LIMITS = SandboxLimits(seconds=2, memory_mb=256, disk_mb=8, file_mb=4, output_bytes=4096)
+LIMITS = SandboxLimits(seconds=20, memory_mb=256, disk_mb=8, file_mb=4, output_bytes=4096)
 
 
 def require(kind: str) -> None:
@@ -24,13 +25,25 @@ def require(kind: str) -> None:
         skip_or_fail("pydantic-monty is not installed")
 
 
+@pytest.fixture(params=["bubblewrap", "monty"])
+async def isolated(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    """Yield a sandbox that isolates by itself."""
+    async for sandbox in open_sandbox(request.param):
+        yield sandbox
+
+
 @pytest.fixture(params=["bubblewrap", "monty", "http"])
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """Yield a sandbox. Behind `http` is bubblewrap."""
-    require(request.param)
-    if request.param == "bubblewrap":
+    async for sandbox in open_sandbox(request.param):
+        yield sandbox
+
+
+async def open_sandbox(kind: str) -> AsyncIterator[Sandbox]:
+    require(kind)
+    if kind == "bubblewrap":
         yield BubblewrapSandbox(LIMITS)
-    elif request.param == "monty":
+    elif kind == "monty":
         monty = MontySandbox(LIMITS)
         yield monty
         await monty.close()
@@ -39,6 +52,14 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
             remote = RemoteSandbox(url, LIMITS)
             yield remote
             await remote.close()
+
+
+@contextmanager
+def time_limit(sandbox: Sandbox, seconds: float) -> Iterator[None]:
+    """Give programs less time for a while."""
+    limits, sandbox.limits = sandbox.limits, sandbox.limits.model_copy(update={"seconds": seconds})
+    yield
+    sandbox.limits = limits
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from alignment.environments.sandbox.open_sandbox import SandboxConfig, open_sand
 from alignment.environments.sandbox.remote import RemoteSandbox
 from alignment.environments.sandbox.seccomp import build_filter
 from alignment.environments.sandbox.unsafe import UnsafeSandbox
+from tests.alignment.environments.sandbox.conftest import time_limit
 from tests.support.sandbox_service import SandboxService
 from tests.support.scripted_engine import serve
 
@@ -40,8 +41,9 @@ async def test_nothing_of_a_run_is_left_for_the_next(sandbox: Sandbox) -> None:
     assert "NameError" in execution.stderr
 
 
-async def test_time_out_keeps_what_was_printed(sandbox: Sandbox) -> None:
-    execution = await sandbox.run("print('before')\nwhile True:\n    pass")
+async def test_time_out_keeps_what_was_printed(isolated: Sandbox) -> None:
+    with time_limit(isolated, 1):
+        execution = await isolated.run("print('before')\nwhile True:\n    pass")
     assert (execution.status, execution.exit_code, execution.stdout) == (Status.TIMEOUT, None, "before\n")
 
 
@@ -135,6 +137,8 @@ async def test_wire_of_sandbox_fusion() -> None:
                 "memory_limit_MB": 128,
             }
         ]
+        service.answer = (200, {"status": "Failed", "run_result": {"status": "TimeLimitExceeded", "stdout": "a"}})
+        assert await remote.run("") == Execution(Status.TIMEOUT, None, "a", "")
         run_result = {"status": "Error", "return_code": None, "stdout": None, "stderr": "x"}
         service.answer = (200, {"status": "Failed", "run_result": run_result})
         assert await remote.run("") == Execution(Status.FINISHED, 1, "", "x")
