@@ -72,6 +72,8 @@ async def run_process(
         # The pipes are read to their end, without which asyncio does not notice the end of the process.
         await asyncio.wait([work], timeout=KILL_SECONDS)
         work.cancel()
+    if work.done() and not work.cancelled() and (error := work.exception()) is not None:
+        raise InfrastructureFailure(f"a process's streams failed: {error}") from error
     stdout, stderr = (output.text() for output in outputs)
     if status is Status.TIMEOUT or process.returncode is None:
         return Execution(Status.TIMEOUT, None, stdout, stderr)
@@ -80,7 +82,8 @@ async def run_process(
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with suppress(ConnectionError):  # the program need not read
+    # The program need not read. Where its end has closed the pipe, asyncio raises the former, and uvloop the latter.
+    with suppress(ConnectionError, RuntimeError):
         stream.write(data)
         await stream.drain()
     stream.close()

@@ -185,3 +185,24 @@ def test_configuration_names_the_sandbox() -> None:
     ):
         with pytest.raises(ValidationError):
             SandboxConfig.model_validate(wrong)
+
+
+def test_program_that_ends_before_it_reads_under_uvloop() -> None:
+    """The other event loop raises RuntimeError, no ConnectionError, when it writes to a pipe that is closed."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def run_often() -> list[Execution]:
+        sandbox = UnsafeSandbox()
+        return [await sandbox.run("print(1)", "x" * 1_000_000) for _ in range(5)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run_often()) == [Execution(Status.FINISHED, 0, "1\n", "")] * 5
+
+
+async def test_stream_that_breaks_is_a_failure_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: asyncio.StreamReader, size: int = -1) -> bytes:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(asyncio.StreamReader, "read", broken)
+    with pytest.raises(InfrastructureFailure, match="no memory"):
+        await UnsafeSandbox().run("print(1)")
