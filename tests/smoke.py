@@ -148,6 +148,7 @@ SMOKE = (
         tables=("| algorithm | raters | updates |",),
         writes=("noisy_raters.jsonl",),
     ),
+    bench("sandboxes", "--seconds 0.5", tables=("| sandbox | one at a time, per second |",)),
     bench("rater-weights", "--crowds 1", tables=("| approval | who says nothing |",)),
     bench(
         "reward-model",

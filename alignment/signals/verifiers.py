@@ -172,7 +172,7 @@ class JsonSchema(Frozen):
             return WRONG
         _DEADLINE.set(time.monotonic() + SCHEMA_SECONDS)
         try:
-            return RIGHT if _TimedValidator(schema, registry=Registry()).is_valid(value) else WRONG
+            return RIGHT if TimedValidator(schema, registry=Registry()).is_valid(value) else WRONG
         except RecursionError as error:
             raise Unverifiable("the schema has an infinite recursion") from error
         except Exception as error:
@@ -296,7 +296,7 @@ def _with_time_limit(keyword: Callable[..., Any]) -> Callable[..., Iterator[Vali
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 # `re` has no time limit, and a match blocks all other threads.
 _PATTERN_KEYWORDS = {"pattern": _pattern, "patternProperties": _pattern_properties}
-_TimedValidator = validators.extend(
+TimedValidator = validators.extend(
     Draft202012Validator,
     {
         name: _with_time_limit(keyword)

@@ -1,0 +1,1 @@
+"""Environments of agents: tools, the sandbox that runs code, and grading. Torch-free."""

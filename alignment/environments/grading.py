@@ -1,0 +1,176 @@
+"""Grade a program that a model wrote by tests, in processes that the model has never touched.
+
+The program gets the inputs of a test, never what is expected: results are compared here, outside of the sandbox. So a
+program that looks for references, leaves early, changes `assert` or returns an object that equals everything gains
+nothing; all it can do is to compute the answer.
+
+Each grading runs in fresh processes, apart from those of the tool `python`: nothing that the model has left behind in
+an episode is there.
+
+Example:
+    tests = [*parse_asserts("assert add(1, 2) == 3"), ProgramTest(stdin="1 2\\n", stdout="3\\n")]
+    result = await grade(sandbox, code, tests)
+    reward = 1.0 if result.is_correct else -1.0
+"""
+
+import ast
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import getsource
+
+from pydantic import JsonValue
+
+from alignment.environments.encoded_values import PlainValue, encode_value
+from alignment.environments.sandbox.base import Execution, Sandbox, Status
+
+RELATIVE_TOLERANCE = 1e-9  # of floating point numbers
+MAX_REASON_CHARS = 200
+
+
+@dataclass(frozen=True)
+class ProgramTest:
+    """The program is run with this standard input and must print this. Spaces at the ends of lines do not count."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True)
+class CallTest:
+    """A function of the program is called with these arguments and must return this."""
+
+    function: str
+    arguments: tuple[PlainValue, ...]
+    expected: PlainValue
+
+    def __post_init__(self) -> None:
+        if not self.function.isidentifier():
+            raise ValueError(f"{self.function!r} is no name of a function")
+
+
+GradingTest = ProgramTest | CallTest
+
+
+@dataclass(frozen=True)
+class Grade:
+    """Why each test failed, None for one that passed. Reasons name no expected value."""
+
+    reasons: tuple[str | None, ...]
+
+    @property
+    def num_passed(self) -> int:
+        return self.reasons.count(None)
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether all tests have passed: a share of them is often had without solving the task."""
+        return bool(self.reasons) and self.num_passed == len(self.reasons)
+
+
+def parse_asserts(text: str) -> list[CallTest]:
+    """Return the tests of lines such as `assert f(1, [2]) == 3`, as in MBPP. Raises ValueError for other statements."""
+    tests = []
+    for statement in ast.parse(text).body:
+        match statement:
+            case ast.Assert(
+                test=ast.Compare(
+                    left=ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]),
+                    ops=[ast.Eq()],
+                    comparators=[value],
+                )
+            ):
+                values = tuple(ast.literal_eval(argument) for argument in arguments)
+                tests.append(CallTest(name, values, ast.literal_eval(value)))
+            case _:
+                raise ValueError(f"not of the form `assert f(…) == …`: {ast.unparse(statement)}")
+    return tests
+
+
+async def grade(sandbox: Sandbox, code: str, tests: Sequence[GradingTest]) -> Grade:
+    """Return which tests the program passes. All calls are made in one process, each other test has its own.
+
+    Raises InfrastructureFailure if the sandbox fails, which says nothing about the program.
+    """
+    calls = [test for test in tests if isinstance(test, CallTest)]
+    call_reasons = iter(await _grade_calls(sandbox, code, calls) if calls else ())
+    reasons = [
+        next(call_reasons) if isinstance(test, CallTest) else await _grade_program(sandbox, code, test)
+        for test in tests
+    ]
+    return Grade(tuple(reasons))
+
+
+async def _grade_program(sandbox: Sandbox, code: str, test: ProgramTest) -> str | None:
+    execution = await sandbox.run(code, test.stdin)
+    if not execution.is_success:
+        return _describe_failure(execution)
+    return None if _lines(execution.stdout) == _lines(test.stdout) else "wrong output"
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+async def _grade_calls(sandbox: Sandbox, code: str, calls: Sequence[CallTest]) -> list[str | None]:
+    execution = await sandbox.run(f"{code}\n\n{_driver(calls)}")
+    results = _read_results(execution.stdout)
+    if len(results) != len(calls):
+        return [_describe_failure(execution)] * len(calls)
+    return [_compare(result, call) for result, call in zip(results, calls, strict=True)]
+
+
+def _driver(calls: Sequence[CallTest]) -> str:
+    """Return the program that makes the calls, and prints on its last line what each returned or raised."""
+    call_lines = [f"_attune_call(lambda: {call.function}(*{call.arguments!r}))" for call in calls]
+    return "\n".join(
+        [
+            "import json as _attune_json",
+            getsource(encode_value),
+            "_attune_results = []",
+            "def _attune_call(function):",
+            "    try:",
+            "        _attune_results.append({'value': encode_value(function())})",
+            "    except BaseException as error:",
+            "        _attune_results.append({'error': type(error).__name__ + ': ' + str(error)})",
+            *call_lines,
+            "print('\\n' + _attune_json.dumps(_attune_results))",
+        ]
+    )
+
+
+def _read_results(stdout: str) -> list[JsonValue]:
+    """Return the results on the last line; none if there is no such line."""
+    lines = stdout.rstrip("\n").splitlines()
+    try:
+        results = json.loads(lines[-1]) if lines else []
+    except (ValueError, RecursionError):
+        return []
+    return results if isinstance(results, list) else []
+
+
+def _compare(result: JsonValue, call: CallTest) -> str | None:
+    if isinstance(result, Mapping) and "value" in result:
+        return None if _are_equal(result["value"], encode_value(call.expected)) else "wrong result"
+    error = result.get("error") if isinstance(result, Mapping) else None
+    return str(error)[:MAX_REASON_CHARS] if error else "no result"
+
+
+def _are_equal(actual: JsonValue, expected: JsonValue) -> bool:
+    """Compare encoded values. Numbers may differ by rounding."""
+    if isinstance(actual, int | float) and isinstance(expected, int | float):
+        if isinstance(actual, float) or isinstance(expected, float):
+            return math.isclose(actual, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=RELATIVE_TOLERANCE)
+        return actual == expected
+    if isinstance(actual, list) and isinstance(expected, list):
+        return len(actual) == len(expected) and all(map(_are_equal, actual, expected))
+    return type(actual) is type(expected) and actual == expected
+
+
+def _describe_failure(execution: Execution) -> str:
+    """Example: "ZeroDivisionError: division by zero" """
+    if execution.status is Status.TIMEOUT:
+        return "time-out"
+    lines = execution.stderr.strip().splitlines()
+    return lines[-1][:MAX_REASON_CHARS] if lines else f"no result, exit code {execution.exit_code}"

@@ -1,0 +1,61 @@
+"""HTTP to tools, sandboxes and search services: one POST of JSON, limited in size, without redirects and proxies.
+
+The addresses come from whoever configures the environment. Messages name neither them nor the headers, which may hold
+keys.
+"""
+
+import ssl
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+import httpx2
+from pydantic import JsonValue
+
+from alignment.environments.errors import InfrastructureFailure
+
+CONNECT_SECONDS = 3.0
+MAX_BODY_BYTES = 1 << 20
+
+
+class Answer(NamedTuple):
+    """A status and a body, of which at most MAX_BODY_BYTES were read."""
+
+    status: int
+    text: str
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
+def open_client(headers: Mapping[str, str] | None = None, *, seconds: float | None = None) -> httpx2.AsyncClient:
+    """Return a client with a limit on reads, by default none: the limit of a call ends it."""
+    return httpx2.AsyncClient(
+        headers=dict(headers or {}),
+        timeout=httpx2.Timeout(seconds, connect=CONNECT_SECONDS),
+        verify=_ssl_context(),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Return one context for all clients: each client of an episode would spend 20 ms on its own."""
+    return ssl.create_default_context()
+
+
+async def post_json(client: httpx2.AsyncClient, url: str, body: JsonValue, *, noun: str) -> Answer:
+    """Return the answer. Raises InfrastructureFailure if there is none; `noun` says in its message who was called."""
+    content = bytearray()
+    try:
+        async with client.stream("POST", url, json=body, headers={"accept-encoding": "identity"}) as response:
+            async for chunk in response.aiter_raw():
+                content += chunk
+                if len(content) >= MAX_BODY_BYTES:
+                    break
+            status = response.status_code
+    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+        raise InfrastructureFailure(f"{noun} does not answer ({type(error).__name__})") from error
+    return Answer(status, bytes(content[:MAX_BODY_BYTES]).decode("utf-8", "replace"))

@@ -1,0 +1,201 @@
+"""Tools of MCP servers, over stdio or streamable HTTP. Needs the package `mcp` (`attune-server[mcp]`).
+
+Each episode has a connection of its own, which its tools of one server share: over stdio that is a process of its own.
+
+Example:
+    server = McpServer(command=("python", "-m", "my_server"))
+    toolbox = Toolbox(await server.list_tools())
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from alignment.environments.errors import InfrastructureFailure, ToolError, describe_error
+from alignment.environments.http_client import open_client
+from alignment.environments.tools.base import EpisodeContext, JsonObject, Tool, ToolResult
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.types import CallToolResult
+
+INVALID_PARAMS = -32602  # JSON-RPC's code for arguments that the server does not accept
+INSTALL = "tools of MCP servers need the package mcp: pip install 'attune-server[mcp]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpServer:
+    """How to reach a server: a command for stdio, or the URL of streamable HTTP.
+
+    A command gets the variables of `environment` and a few such as PATH, no others. `only` selects tools by name, and
+    `prefix` goes before the names, so that two servers can have tools of one name. `headers` may hold keys.
+    """
+
+    command: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    only: frozenset[str] | None = None
+    prefix: str = ""
+    connect_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("an MCP server has either a command or a url")
+
+    async def list_tools(self) -> list[McpTool]:
+        """Return the server's tools. Raises InfrastructureFailure if it does not answer."""
+        connection = McpConnection(self)
+        await connection.open()
+        try:
+            listed = await connection.client.list_tools()
+        except Exception as error:
+            raise InfrastructureFailure(f"the MCP server lists no tools: {describe_error(error)}") from error
+        finally:
+            await connection.close()
+        connections = McpConnections(self)
+        return [
+            McpTool(connections, tool.name, f"{self.prefix}{tool.name}", tool.description or "", tool.input_schema)
+            for tool in listed.tools
+            if self.only is None or tool.name in self.only
+        ]
+
+
+class McpConnection:
+    """A connection to a server, in a task of its own: its context must be left by the task that entered it."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._client: Client | None = None
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.num_users = 0
+
+    @property
+    def client(self) -> Client:
+        if self._client is None or self._task is None or self._task.done():
+            raise InfrastructureFailure("the connection to the MCP server was lost")
+        return self._client
+
+    async def open(self) -> None:
+        """Raises InfrastructureFailure."""
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(opened))
+        try:
+            async with asyncio.timeout(self._server.connect_seconds):
+                await asyncio.shield(opened)
+        except Exception as error:
+            await self.close()
+            raise InfrastructureFailure(f"no connection to the MCP server: {describe_error(error)}") from error
+
+    async def close(self) -> None:
+        """End the connection, and the server's process if there is one."""
+        self._closing.set()
+        if self._task is not None:
+            if self._client is None:
+                self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self, opened: asyncio.Future[None]) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                self._client = await self._connect(stack)
+                opened.set_result(None)
+                await self._closing.wait()
+        except Exception as error:
+            if not opened.done():
+                opened.set_exception(error)
+        finally:
+            opened.cancel()
+
+    async def _connect(self, stack: AsyncExitStack) -> Client:
+        try:
+            import mcp
+            from mcp.client.streamable_http import streamable_http_client
+        except ImportError as error:
+            raise InfrastructureFailure(INSTALL) from error
+        if self._server.url is None:
+            command, *arguments = self._server.command
+            parameters = mcp.StdioServerParameters(
+                command=command, args=arguments, env=dict(self._server.environment) or None
+            )
+            return await stack.enter_async_context(mcp.Client(parameters))
+        http = await stack.enter_async_context(open_client(self._server.headers))
+        return await stack.enter_async_context(mcp.Client(streamable_http_client(self._server.url, http_client=http)))
+
+
+class McpConnections:
+    """The connections of a server by episode. One is open as long as a tool uses it."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._by_episode: dict[str, McpConnection] = {}
+        self._lock = asyncio.Lock()
+
+    async def acquire(self, episode_id: str) -> McpConnection:
+        async with self._lock:
+            connection = self._by_episode.get(episode_id)
+            if connection is None:
+                connection = McpConnection(self._server)
+                await connection.open()
+                self._by_episode[episode_id] = connection
+            connection.num_users += 1
+            return connection
+
+    async def release(self, episode_id: str) -> None:
+        async with self._lock:
+            connection = self._by_episode[episode_id]
+            connection.num_users -= 1
+            if connection.num_users == 0:
+                del self._by_episode[episode_id]
+                await connection.close()
+
+
+@dataclass(frozen=True)
+class McpState:
+    episode_id: str
+    connection: McpConnection
+
+
+class McpTool(Tool[McpState]):
+    """A tool of a server. A result that the server marks as an error is shown to the model."""
+
+    def __init__(
+        self, connections: McpConnections, remote_name: str, name: str, description: str, parameters: JsonObject
+    ) -> None:
+        self._connections = connections
+        self._remote_name = remote_name
+        self.name = name
+        self.description = description
+        self.parameters = parameters
+
+    async def create(self, episode: EpisodeContext) -> McpState:
+        return McpState(episode.id, await self._connections.acquire(episode.id))
+
+    async def execute(self, state: McpState, arguments: JsonObject) -> ToolResult:
+        from mcp import MCPError
+
+        try:
+            result = await state.connection.client.call_tool(self._remote_name, arguments)
+        except MCPError as error:
+            if error.code == INVALID_PARAMS:
+                raise ToolError(error.message) from error
+            raise InfrastructureFailure(f"the MCP server failed: {describe_error(error)}") from error
+        except Exception as error:
+            raise InfrastructureFailure(f"the MCP server does not answer: {describe_error(error)}") from error
+        text = _content_text(result)
+        if result.is_error:
+            raise ToolError(text or "the tool reports an error without a message")
+        return ToolResult(text)
+
+    async def release(self, state: McpState) -> None:
+        await self._connections.release(state.episode_id)
+
+
+def _content_text(result: CallToolResult) -> str:
+    """Return the texts of the content. Other parts, such as images, are named."""
+    return "\n".join(part.text if part.type == "text" else f"[{part.type}]" for part in result.content)

@@ -1,0 +1,99 @@
+"""Tools of real MCP servers, over stdio and streamable HTTP."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from alignment.environments.errors import InfrastructureFailure
+from alignment.environments.tools.base import EpisodeContext
+from alignment.environments.tools.mcp_tools import McpServer
+from alignment.environments.tools.toolbox import Fault, Toolbox
+from app.core.settings import REPOSITORY
+from tests.support.scripted_engine import serve
+from tests.support.tool_calls import EPISODE, assistant
+
+pytest.importorskip("mcp", reason="the package mcp is not installed")
+
+STDIO = McpServer(
+    command=(sys.executable, "-m", "tests.support.mcp_server"), environment={"PYTHONPATH": str(REPOSITORY)}
+)
+
+
+@pytest.fixture
+def http_server() -> Iterator[McpServer]:
+    from tests.support.mcp_server import http_app
+
+    with serve(http_app(), lifespan="on") as url:
+        yield McpServer(url=f"{url}/mcp")
+
+
+@pytest.fixture(params=["stdio", "http"])
+def server(request: pytest.FixtureRequest) -> McpServer:
+    server: McpServer = STDIO if request.param == "stdio" else request.getfixturevalue("http_server")
+    return server
+
+
+async def test_tools_of_a_server(server: McpServer) -> None:
+    toolbox = Toolbox(await server.list_tools())
+    assert [schema["function"]["name"] for schema in toolbox.schemas()][:2] == ["add", "count_calls"]
+    async with toolbox.open(EPISODE) as tools:
+        calls = assistant(("add", {"a": 2, "b": 3}), ("divide", {"a": 1, "b": 0}), ("add", {"a": "x", "b": 1}))
+        added, divided, wrong = await tools.execute(calls)
+        assert added["content"] == "5"
+        assert divided["content"] == "Error: Error executing tool divide"
+        assert wrong["content"] == "Error: a: 'x' is not of type 'integer'"
+        assert [record.fault for record in tools.records] == [None, Fault.EXCEPTION, Fault.BAD_ARGUMENTS]
+
+
+async def test_tools_of_an_episode_share_a_process_and_episodes_do_not() -> None:
+    toolbox = Toolbox(await STDIO.list_tools())
+    async with toolbox.open(EpisodeContext("one")) as one, toolbox.open(EpisodeContext("two")) as two:
+        await one.execute(assistant(("add", {"a": 2, "b": 3})))
+        [counted] = await one.execute(assistant(("count_calls", {})))
+        assert counted["content"] == "1"
+        [counted] = await two.execute(assistant(("count_calls", {})))
+        assert counted["content"] == "0"
+
+
+async def test_server_that_dies_is_a_failure_of_the_host() -> None:
+    toolbox = Toolbox(await STDIO.list_tools())
+    async with toolbox.open(EPISODE) as tools:
+        for name in ("die", "add"):
+            async with asyncio.timeout(30):
+                with pytest.raises(InfrastructureFailure):
+                    await tools.execute(assistant((name, {} if name == "die" else {"a": 1, "b": 2})))
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        McpServer(command=("/does/not/exist",)),
+        McpServer(command=(sys.executable, "-c", "pass")),
+        McpServer(url="http://127.0.0.1:9/mcp"),
+        McpServer(command=(sys.executable, "-c", "import time; time.sleep(60)"), connect_seconds=0.5),
+    ],
+    ids=["no command", "ends at once", "refuses", "says nothing"],
+)
+async def test_server_that_does_not_answer_is_a_failure_of_the_host(server: McpServer) -> None:
+    with pytest.raises(InfrastructureFailure):
+        await server.list_tools()
+
+
+async def test_process_has_no_variables_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "SECRET_KEY", "secret")
+    server = McpServer(
+        command=STDIO.command, environment=STDIO.environment, only=frozenset({"read_variable"}), prefix="host_"
+    )
+    async with Toolbox(await server.list_tools()).open(EPISODE) as tools:
+        calls = assistant(("host_read_variable", {"name": "SECRET_KEY"}), ("host_read_variable", {"name": "PATH"}))
+        secret, path = await tools.execute(calls)
+        assert (secret["content"], bool(path["content"])) == ("", True)
+
+
+def test_server_has_a_command_or_a_url() -> None:
+    for options in ({}, {"command": ("a",), "url": "http://a"}):
+        with pytest.raises(ValueError, match="either a command or a url"):
+            McpServer(**options)  # type: ignore[arg-type]
