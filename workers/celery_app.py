@@ -49,17 +49,18 @@ STAGES: dict[TaskName, Callable[[], Coroutine[Any, Any, object]]] = {
 
 
 def add_stage(name: TaskName, stage: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    @celery.task(name=f"attune.{name}")
     def run_stage() -> None:
         with measure_stage(name):
             context.run(stage())
+
+    celery.task(run_stage, name=f"attune.{name}")
 
 
 for task, stage in STAGES.items():
     add_stage(task, stage)
 
 
-class PollingWorker(celery.Worker):
+class PollingWorker(celery.Worker):  # type: ignore[misc]  # Celery has no types
     """Polls Redis in a plain loop instead of Celery's event loop.
 
     If the connection is lost while a message is acknowledged, the event loop forgets its subscriptions and waits for
@@ -85,10 +86,10 @@ def run_worker(queues: str, name: str) -> None:
 def run_trainer(train: Callable[[], int]) -> None:
     """Call `train` now, for the work that is pending at the start, and then for every message of the train queue."""
 
-    @celery.task(name="attune.train")
     def run_train() -> None:
         train()
 
+    celery.task(run_train, name="attune.train")
     train()
     run_worker("train", "trainer")
 

@@ -6,11 +6,13 @@ import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 from app.core.database import Database
 from app.core.jobs import TaskSender, make_celery
 from app.core.settings import Settings, get_settings
+
+T = TypeVar("T")
 
 
 def lease_owner(pid: int) -> str:
@@ -37,6 +39,6 @@ class WorkerContext:
     def owner(self) -> str:
         return lease_owner(os.getpid())
 
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def run(self, coroutine: Coroutine[object, None, T]) -> T:
         """Run a coroutine to completion on this process's event loop."""
         return self.runner.run(coroutine)

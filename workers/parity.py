@@ -25,6 +25,7 @@ from app.policies.service import list_ready_engines
 from app.training.base_parity import ParityRecord, write_parity
 from workers.context import WorkerContext
 from workers.release.verify_delivery import max_logprob_difference, probe_tolerance
+from workers.training.commands import ProbeBaseModel
 from workers.training.ranks import UNKNOWN, RankGroup
 
 log = logging.getLogger("attune.trainer")
@@ -59,7 +60,7 @@ class ParityCheck:
         directory = settings.home / "parity" / uuid4().hex
         self.group.loaded_version_dir = UNKNOWN
         try:
-            probe = self.group.run("probe_base_model", directory=directory)
+            probe = self.group.run(ProbeBaseModel(directory))
             record = self.context.run(compare_with_engines(settings, engines, probe))
         except EngineUnavailable as error:
             log.warning("the parity check is left for later: %s", error)

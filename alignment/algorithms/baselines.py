@@ -165,7 +165,8 @@ def compare_with_others(rewards_B: Tensor, samples: Sequence[Sample]) -> Tensor:
     sums_B = torch.stack([weights_B, weights_B * rewards_B])
     sums_E = sums_B.new_zeros(2, len(numbers)).index_add(1, episode_B, sums_B)
     weight_B, total_B = (sums_E.sum(1, keepdim=True) - sums_E)[:, episode_B]
-    return rewards_B - total_B / weight_B
+    advantages_B: Tensor = rewards_B - total_B / weight_B
+    return advantages_B
 
 
 def _weights(rewards_B: Tensor, samples: Sequence[Sample]) -> Tensor:

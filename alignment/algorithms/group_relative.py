@@ -169,7 +169,8 @@ class GiGPO(GroupRelative):
         num_shared = int((torch.bincount(state_B) > 1)[state_B].sum())
         self._shared_states = num_shared / len(batch.samples)
         step_B = anchor_state_advantage(returns_B, state_B, scale_by_std=config.scale_by_std, eps=config.eps)
-        return (self.compare(batch, batch.rewards_B) + config.step_weight * step_B)[:, None]
+        advantages_B: Tensor = self.compare(batch, batch.rewards_B) + config.step_weight * step_B
+        return advantages_B[:, None]
 
     def advantage(self, rewards_B: Tensor, group_B: Tensor, attempt_B: Tensor) -> Tensor:
         config = self.config

@@ -147,13 +147,14 @@ class LengthAwarePPO(PPO):
     def shape_rewards(self, batch: TrainData) -> Tensor:
         penalties = [length_penalty(len(sample.output_ids), self.shortest, self.longest) for sample in batch.samples]
         mean_abs_reward = batch.rewards_B.abs().mean()
-        shaping_B = self.config.length_share * mean_abs_reward * torch.tensor(penalties).to(batch.rewards_B)
+        shaping_B: Tensor = self.config.length_share * mean_abs_reward * torch.tensor(penalties).to(batch.rewards_B)
         self._shaping = {
             "reward_shaping/penalty_mean": -sum(penalties) / len(penalties),
             "reward_shaping/out_of_range_fraction": sum(penalty < 0 for penalty in penalties) / len(penalties),
             "reward_shaping/ratio": float(shaping_B.abs().mean() / mean_abs_reward) if mean_abs_reward > 0 else 0.0,
         }
-        return batch.rewards_B + shaping_B
+        rewards_B: Tensor = batch.rewards_B + shaping_B
+        return rewards_B
 
     def after_train_step(self, step: int, report: UpdateReport) -> None:
         super().after_train_step(step, report)

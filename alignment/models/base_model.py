@@ -109,7 +109,7 @@ class BaseLM(nn.Module):
                 f"{type(self.model).__name__} has sliding-window or chunked attention layers, which take no explicit "
                 'attention mask. Set packing to "chain" or "off".'
             )
-        hidden_BTD = self.model.get_decoder()(
+        hidden_BTD: Tensor = self.model.get_decoder()(
             input_ids=inputs.input_ids_BT,
             attention_mask=inputs.attention_mask,
             position_ids=inputs.position_ids_BT,

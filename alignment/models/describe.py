@@ -6,7 +6,6 @@ a config.json only: the model is built on the meta device, without weights.
 
 import sys
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +141,15 @@ def _is_targetable(path: str, modules: Mapping[str, nn.Module]) -> bool:
 def _untied_copy(model: PreTrainedModel, is_tied: bool) -> int:
     """Return the size of a head that shares its values with the embeddings but is a tensor of its own, as on meta."""
     embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return head.numel() if is_tied and embeddings is not head else 0
+    return int(head.numel()) if is_tied and embeddings is not head else 0
 
 
 def _first(config: Any, *names: str) -> int | None:
-    return next(chain((value for name in names if (value := getattr(config, name, None)) is not None), (None,)))
+    for name in names:
+        value: int | None = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
 
 
 if __name__ == "__main__":

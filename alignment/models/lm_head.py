@@ -41,7 +41,9 @@ def compute_logprobs(
     vocabulary = head(hidden_ND[:0]).shape[-1]
     chunk_tokens = max(1, chunk // vocabulary)
     if not any(parameter.requires_grad for parameter in head.parameters()):
-        logprobs_N: Tensor = _FrozenHeadLogprobs.apply(hidden_ND, head, targets_N, temperatures_N, chunk_tokens)
+        logprobs_N: Tensor = _FrozenHeadLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden_ND, head, targets_N, temperatures_N, chunk_tokens
+        )
         return logprobs_N
     if len(hidden_ND) <= chunk_tokens:
         return _head_logprobs(hidden_ND, head, targets_N, temperatures_N)
@@ -104,17 +106,21 @@ def _log_softmax(logits_NV: Tensor, temperatures_N: Tensor) -> Tensor:
 def _head_logprobs_and_entropy(
     hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    logprobs_N, entropy_N = _LogprobsAndEntropy.apply(head(hidden_ND), targets_N, temperatures_N)
+    logprobs_N, entropy_N = _LogprobsAndEntropy.apply(  # type: ignore[no-untyped-call]
+        head(hidden_ND), targets_N, temperatures_N
+    )
     return logprobs_N, entropy_N
 
 
 def _head_logprobs(hidden_ND: Tensor, head: nn.Module, targets_N: Tensor, temperatures_N: Tensor) -> Tensor:
-    logprobs_N: Tensor = _TargetLogprobs.apply(head(hidden_ND), targets_N, temperatures_N)
+    logprobs_N: Tensor = _TargetLogprobs.apply(  # type: ignore[no-untyped-call]
+        head(hidden_ND), targets_N, temperatures_N
+    )
     return logprobs_N
 
 
 def _split(chunk_tokens: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(tensor.split(chunk_tokens) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, chunk_tokens) for tensor in tensors), strict=True)
 
 
 class _TargetLogprobs(torch.autograd.Function):

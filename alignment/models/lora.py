@@ -40,9 +40,10 @@ class LoRALinear(nn.Module):
         """[..., in_features] → [..., out_features], in the dtype of `x`."""
         role = self.active_role.role
         if role not in self.lora_A:
-            return self.base_layer(x)
+            base: Tensor = self.base_layer(x)
+            return base
         x_ND = x.flatten(0, -2)
-        y_ND = self.base_layer(x_ND)
+        y_ND: Tensor = self.base_layer(x_ND)
         low_rank_NR = linear(x_ND, self.lora_A[role].to(x.dtype))
         # In place: this is the widest tensor of the layer, and autograd has not saved it.
         y_ND.addmm_(low_rank_NR, self.lora_B[role].to(x.dtype).t(), alpha=self.scale)

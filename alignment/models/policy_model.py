@@ -197,14 +197,17 @@ class PolicyModel(nn.Module):
         if role == "reward":
             return self._reward_scores(inputs)
         if role == "reference" and self.reference_lm is not None:
-            return self.reference_lm(inputs)
+            reference_logprobs_N: Tensor = self.reference_lm(inputs)
+            return reference_logprobs_N
         with self.active_role.acting_as(role):
             if role != "critic":
-                return self.base_lm(inputs)
+                logprobs_N: Tensor = self.base_lm(inputs)
+                return logprobs_N
             assert self.value_head is not None
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.lora is not None):
                 hidden_ND = self.base_lm.hidden_states(inputs)
-            return self.value_head(hidden_ND.float()).squeeze(-1).clone()  # FSDP's hooks reject a view
+            values_N1: Tensor = self.value_head(hidden_ND.float())
+            return values_N1.squeeze(-1).clone()  # FSDP's hooks reject a view
 
     def _reward_scores(self, inputs: ModelInputs) -> Tensor:
         """Return the reward head's output for hidden states divided by the square root of their width.  → [N] float32
@@ -219,7 +222,8 @@ class PolicyModel(nn.Module):
         else:
             with self.active_role.acting_as("reward"):
                 hidden_ND = self.base_lm.hidden_states(inputs)
-        return self.reward_head(hidden_ND.float() / hidden_ND.shape[-1] ** 0.5).squeeze(-1).clone()
+        scores_N1: Tensor = self.reward_head(hidden_ND.float() / hidden_ND.shape[-1] ** 0.5)
+        return scores_N1.squeeze(-1).clone()
 
     def _check_role(self, role: ModelRole) -> None:
         if role not in self.roles:

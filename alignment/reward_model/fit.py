@@ -130,7 +130,7 @@ class FitLoop:
             score_index = {reply_indices[number]: index for index, number in enumerate(rows)}
             examples = [one for group in batch for one in group if one.reply_indices[0] in score_index]
             loss = _weighted_loss(examples, score_index, scores_N) / total_weight * float(bool(micro_batch))
-            (loss * trainer.num_ranks).backward()  # FSDP averages over the ranks
+            torch.autograd.backward(loss * trainer.num_ranks)  # FSDP averages over the ranks
             total_loss += loss.detach()
         return float(parallel.sum_over_ranks(total_loss))
 

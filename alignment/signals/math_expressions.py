@@ -56,7 +56,7 @@ def _normalise(expression: str) -> str:
         expression = expression.replace(sign, latex)
     expression = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", expression)
     expression = ROOT.sub(lambda match: rf"\sqrt{{{match[1].strip('()')}}}", expression)
-    return MIXED_NUMBER.sub(_mixed_number, expression).strip()
+    return str(MIXED_NUMBER.sub(_mixed_number, expression)).strip()
 
 
 def _mixed_number(match: regex.Match[str]) -> str:

@@ -138,7 +138,7 @@ def normalise(text: str) -> str:
     text = regex.sub(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\[()\[\]]|\$(?!\d)|(?<=\d)\$|\*\*", " ", text)
     text = regex.sub(r"\^\s*\{?\s*\\circ\s*\}?|°", " degrees ", text)
     text = regex.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: f"^{{{match[0].translate(SUPERSCRIPTS)}}}", text)
-    return regex.sub(r"(?<=\d)\{(?=[,.])|(?<=[,.])\}(?=\d)", "", text)
+    return str(regex.sub(r"(?<=\d)\{(?=[,.])|(?<=[,.])\}(?=\d)", "", text))
 
 
 def read_numbers(text: str) -> list[Reading]:

@@ -218,7 +218,7 @@ def read_choice(text: str) -> str | None:
         return str(stated[-1]).upper()
     leading = LEADING_CHOICE.match(stripped[:20])
     if leading is not None and (len(stripped) <= 20 or leading.group()[-1] in ").:]"):
-        return leading.group(1).upper()
+        return str(leading.group(1)).upper()
     letters = [one or other for one, other in PARENTHESISED_CHOICE.findall(stripped)]
     return letters[-1] if letters else None
 

@@ -46,7 +46,7 @@ class FittedStep:
         """
         if self.kl <= 0:
             return MAX_LR_FACTOR
-        factor = self.scale * (AIM * target / self.kl) ** 0.5
+        factor: float = self.scale * (AIM * target / self.kl) ** 0.5
         return min(max(factor if factor < MIN_LR_SHARE else factor**0.5, 1 / MAX_LR_FACTOR), MAX_LR_FACTOR)
 
 

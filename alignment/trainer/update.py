@@ -318,7 +318,7 @@ class Update:
             reduced = reducer.reduce(algorithm.compute_loss(inputs), inputs, "actor/pg_loss")
             reduced.metrics.update(sum_metrics(self._divergence_metrics(inputs), inputs) | reduced.metrics)
         loss = reduced.loss * weight * part.weight
-        (loss * parallel.num_ranks()).backward()  # FSDP averages over the ranks
+        torch.autograd.backward(loss * parallel.num_ranks())  # FSDP averages over the ranks
         accumulator.add(reduced, weight, part.prefix)
 
     def _divergence_metrics(self, inputs: MicroBatch) -> dict[str, Tensor | Metric]:

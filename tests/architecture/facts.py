@@ -1,7 +1,7 @@
 """Print facts about the source tree that anyone can repeat: `make facts`.
 
-Counts are taken from the working tree. The counts before issue 12 are stored in docs/measurements/facts.json, and the
-minutes of `.ci/run` in docs/measurements/gate.md.
+Counts are taken from the working tree. The counts before issue 12, and those of `Any` before and now, are stored in
+docs/measurements/facts.json, and the minutes of `.ci/run` in docs/measurements/gate.md.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.settings import REPOSITORY
+from tests.architecture.any_uses import count_any_uses
 from tests.architecture.source_tree import (
     PACKAGES,
     count_code_lines,
@@ -51,6 +52,18 @@ def check_contracts() -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def print_any_uses(before: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Print the uses of `Any`, and return them."""
+    now = {package: count.as_json() for package, count in count_any_uses().items()}
+    print(f"{'uses of Any':<12}{'per 1,000 lines':>17}{'before':>9}{'dict[str, Any]':>17}{'before':>9}")
+    for package, counts in now.items():
+        old = before["packages"][package]
+        per_line = f"{counts['any_per_thousand_lines']:>17}{old['any_per_thousand_lines']:>9}"
+        print(f"{package:<12}{per_line}{counts['dict_str_any']:>17}{old['dict_str_any']:>9}")
+    print(f"(before: {before['commit']})")
+    return now
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make facts", description=__doc__)
     parser.add_argument("--count", type=Path, metavar="ROOT", help="only count the sources of another tree, as JSON")
@@ -73,6 +86,8 @@ def main() -> None:
     print(f"import cycles: {cycles['modules']} among modules, {cycles['packages']} among packages")
     num_passed, num_broken = check_contracts()
     print(f"import contracts: {num_passed} kept, {num_broken} broken")
+    measurements["any_uses"]["now"] = print_any_uses(measurements["any_uses"]["before"])
+    (REPOSITORY / MEASUREMENTS).write_text(json.dumps(measurements, indent=2) + "\n")
     print(f"retired words: {len(find_retired_names())} names with one of {len(REPLACEMENTS)} words")
     print(f"make test: {measurements['before']['make_test_minutes']} minutes before; .ci/run now, set-up included:")
     print("\n".join(line for line in (REPOSITORY / GATE_RUNS).read_text().splitlines() if line.startswith("|")))

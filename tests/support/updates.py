@@ -1,9 +1,12 @@
 """Runs assembling, training and releasing on the database alone: no trainer and no engine takes part."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import update
 
+from alignment.types import UpdateReport
 from app.deployments import service
 from app.models import Batch, Engine, Policy, Sample, Version
 from app.policies.service import Attribution, lock_policy
@@ -14,16 +17,24 @@ from tests.support.trained_versions import create_version
 from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
+from workers.training.results import ComparedProbe, TrainedVersion, UpdateTimings
 
-RESULT: dict[str, Any] = {
-    "adapter_path": "/nowhere/shop",
-    "manifest_sha256": "0" * 64,
-    "probe": {"ids": [[1, 2]], "logprobs": [[-0.5]]},
-    "metrics": {},
-    "timings": {"export": 0.01},
-}
+REPORT = UpdateReport("batch-of-a-test", updates=1, metrics={})
+TRAINED = TrainedVersion(
+    directory=Path("/nowhere/shop"),
+    manifest_sha256="0" * 64,
+    is_full_weights=False,
+    probe=ComparedProbe(ids=((1, 2),), logprobs=((-0.5,),), parent_logprobs=((-0.5,),)),
+    report=REPORT,
+    timings=UpdateTimings(restore=0.0, update=0.0, export=0.01),
+)
 PROGRAM = {"kind": "CODE", "id": "ci"}
 BY_TEST = Attribution("test", "test")
+
+
+def trained_without(**report: Any) -> TrainedVersion:
+    """Return the result of an update that has not used all of its batch: fields of its report."""
+    return replace(TRAINED, report=replace(REPORT, **report))
 
 
 async def rate(
@@ -53,7 +64,7 @@ async def claim_next_batch(harness: Harness, **settings: Any) -> batches.Claimed
 async def train(harness: Harness, **settings: Any) -> Version:
     """Assemble the next batch, and commit the version that it is trained to."""
     claimed = await claim_next_batch(harness, **settings)
-    assert await batches.commit(harness.db, claimed, **RESULT)
+    assert await batches.commit(harness.db, claimed, TRAINED)
     version: Version = await harness.get(Version, (await harness.get(Batch, claimed.row.id)).version_id)
     return version
 

@@ -23,6 +23,7 @@ from tests.support.engine_model import make_tiny_model
 from workers import parity
 from workers.context import WorkerContext
 from workers.parity import MAX_FAILURES, ParityCheck, compare_with_engine
+from workers.training.commands import ProbeBaseModel
 
 
 def probe_of(base_model: Path, folder: Path) -> BaseProbe:
@@ -77,10 +78,9 @@ class ScriptedGroup:
     def __init__(self) -> None:
         self.calls, self.loaded_version_dir = 0, None
 
-    def run(self, action: str, directory: Path) -> BaseProbe:
-        assert action == "probe_base_model"
+    def run(self, command: ProbeBaseModel) -> BaseProbe:
         self.calls += 1
-        return BaseProbe(((1, 2),), ((-1.0,),), ((-2.0,),), directory)
+        return BaseProbe(((1, 2),), ((-1.0,),), ((-2.0,),), command.directory)
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def _name(process: psutil.Process) -> str:
 def is_alive(process: psutil.Process) -> bool:
     """Return whether the process runs. A zombie does not."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

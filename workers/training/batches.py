@@ -1,7 +1,8 @@
 """Batches at the trainer: claim one under a lease, read its samples, record the result under its fencing token."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from alignment import types as alignment_types
-from alignment.corrected_text import TextRule
 from alignment.types import ReturnReason
 from app.chat.histories import read_prompt_ids
 from app.core import leases
@@ -40,6 +40,7 @@ from app.training import batch_samples, kl_guard, sample_conditions
 from app.training.policy_config import effective_rewards
 from workers.feedback import corrections
 from workers.training.recorded_samples import read_held_out, read_places, to_sample
+from workers.training.results import TrainedVersion
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
@@ -202,29 +203,19 @@ async def _count_updates(session: AsyncSession, parent: Version, oldest: int) ->
     return counts
 
 
-async def commit(
-    db: Database,
-    claimed: ClaimedBatch,
-    *,
-    metrics: dict[str, Any],
-    unused_turn_ids: Sequence[str] = (),
-    foreign_turns: Mapping[str, str] = MappingProxyType({}),
-    returned_turns: Mapping[str, ReturnReason] = MappingProxyType({}),
-    unused_texts: Mapping[str, TextRule] = MappingProxyType({}),
-    **values: Any,
-) -> bool:
+def update_metrics(claimed: ClaimedBatch, trained: TrainedVersion) -> dict[str, float]:
+    """Return the metrics of an update. Some may not be finite."""
+    return trained.report.metrics | {"training/scores_replaced": float(claimed.num_replaced_scores)}
+
+
+async def commit(db: Database, claimed: ClaimedBatch, trained: TrainedVersion) -> bool:
     """Write the version and the trained batch in one transaction.
 
     Returns False if a rollback moved the head meanwhile: then the batch has failed and there is no version. Raises
     LeaseLost.
-
-    Args:
-        unused_turn_ids: the turns that the algorithm could not use, since they had no other reply to compare with.
-        foreign_turns: the turns that the update left out, with the reasons.
-        returned_turns: the turns that the update has not learned from and a later one can. Their samples return.
-        unused_texts: why the texts of corrections were not learned from, by the ids of the feedback.
-        values: columns of the version: `adapter_path`, `manifest_sha256`, `probe`, `timings`, `full_weights`.
     """
+    metrics = {name: value for name, value in update_metrics(claimed, trained).items() if math.isfinite(value)}
+    report = trained.report
     async with db.write() as session:
         version = Version(
             id=new_id("ver"),
@@ -234,8 +225,12 @@ async def commit(
             batch_id=claimed.row.id,
             state=VersionState.TRAINED,
             adapter_name=claimed.adapter_name,
+            adapter_path=str(trained.directory),
+            manifest_sha256=trained.manifest_sha256,
+            full_weights=trained.is_full_weights,
+            probe=asdict(trained.probe),
             metrics=metrics,
-            **values,
+            timings=asdict(trained.timings),
         )
         result = await session.execute(
             update(Policy)
@@ -248,13 +243,13 @@ async def commit(
             return False
         await _finish(session, claimed, BatchState.TRAINED, version_id=version.id, metrics=metrics)
         session.add(version)
-        await _exclude(session, claimed, foreign_turns)
-        unused = (SampleRule.NOTHING_TO_COMPARE, UNUSED_REASON, Sample.turn_id.in_(unused_turn_ids))
+        await _exclude(session, claimed, report.foreign_turns)
+        unused = (SampleRule.NOTHING_TO_COMPARE, UNUSED_REASON, Sample.turn_id.in_(report.unused_turn_ids))
         await batch_samples.drop_unlearned(session, claimed.row.id, *unused)
         for reason in ReturnReason:
-            turn_ids = [turn_id for turn_id, why in returned_turns.items() if why == reason]
+            turn_ids = [turn_id for turn_id, why in report.returned_turns.items() if why == reason]
             await batch_samples.return_unlearned(session, claimed.row.id, turn_ids, RETURN_REASONS[reason])
-        await corrections.record_unused(session, unused_texts)
+        await corrections.record_unused(session, report.unused_texts)
         await batch_samples.mark_trained(session, claimed.row.id)
         enqueue_after_commit(session, "evaluate")
     return True

@@ -5,10 +5,9 @@ Between batches it scores the replies that wait for a reward and fits reward mod
 """
 
 import logging
-import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,7 +26,9 @@ from workers.queue.leased_job import Heartbeat
 from workers.stage_metrics import UPDATE_SECONDS, UPDATES
 from workers.training import batches, reward_model_fits
 from workers.training.batches import ClaimedBatch
+from workers.training.commands import AdvanceFit, BeginFit, FinishFit, ScoreReplies, Update
 from workers.training.ranks import UNKNOWN, RankGroup, RankGroupFailed
+from workers.training.results import FittedRewardModel
 from workers.training.reward_model_fits import ClaimedFit
 from workers.training.trackers import Trackers
 
@@ -77,15 +78,16 @@ class TrainingLoop:
         parent_path = claimed.parent.adapter_path
         with Heartbeat(context.settings, Batch, {batch_id: claimed.row.fence}):
             try:
-                result = self.group.run(
-                    "update",
-                    policy_id=claimed.policy.id,
-                    config=self._trainer_config(claimed.policy),
-                    parent=Path(parent_path) if parent_path else None,
-                    batch=claimed.batch,
-                    directory=claimed.directory(context.settings),
-                    lineage=lineage,
-                    kl_target_factor=0.5**claimed.policy.kl_alarms,  # smaller after each rejection in a row
+                trained = self.group.run(
+                    Update(
+                        policy_id=claimed.policy.id,
+                        config=self._trainer_config(claimed.policy),
+                        parent=Path(parent_path) if parent_path else None,
+                        batch=claimed.batch,
+                        directory=claimed.directory(context.settings),
+                        lineage=lineage,
+                        kl_target_factor=0.5**claimed.policy.kl_alarms,  # smaller after each rejection in a row
+                    )
                 )
             except DamagedAdapter as error:
                 context.run(batches.halt_on_damaged_parent(context.db, claimed, str(error)))
@@ -115,14 +117,13 @@ class TrainingLoop:
                 with suppress(SQLAlchemyError):  # not needed for a retry: the lease expires without it
                     context.run(batches.record_failed_attempt(context.db, claimed, str(error)))
                 raise
-        metrics = result.pop("metrics") | {"training/scores_replaced": float(claimed.num_replaced_scores)}
-        finite_metrics = {key: value for key, value in metrics.items() if math.isfinite(value)}
-        is_committed = context.run(batches.commit(context.db, claimed, metrics=finite_metrics, **result))
+        is_committed = context.run(batches.commit(context.db, claimed, trained))
         log.info("%s %s", name, "trained" if is_committed else "is void: the head moved")
         UPDATES.labels("trained" if is_committed else "void").inc()
-        for phase, seconds in result["timings"].items():
+        for phase, seconds in asdict(trained.timings).items():
             UPDATE_SECONDS.labels(phase).observe(seconds)
         if is_committed:
+            metrics = batches.update_metrics(claimed, trained)
             self.trackers.log(claimed.policy.name, name, claimed.number, batch_id, metrics)
 
     def run_reward_model_jobs(self) -> bool:
@@ -142,12 +143,12 @@ class TrainingLoop:
         scores: dict[str, float] = {}
         reason, started = "", time.perf_counter()
         if job.replies:
-            assert model is not None and model.path is not None
-            files = {"directory": Path(model.path), "manifest_sha256": model.manifest_sha256}
+            assert model is not None and model.path is not None and model.manifest_sha256 is not None
+            command = ScoreReplies(Path(model.path), model.manifest_sha256, job.replies)
             fences = {judgement.id: judgement.fence for judgement in job.judgements}
             with Heartbeat(context.settings, Judgement, fences):
                 try:
-                    values = self.group.run("score_replies", replies=job.replies, **files)
+                    values = self.group.run(command)
                     scores = {reply.turn_id: value for reply, value in zip(job.replies, values, strict=True)}
                 except DamagedAdapter as error:
                     reason = str(error)
@@ -163,32 +164,34 @@ class TrainingLoop:
         context, dataset = self.context, claimed.dataset
         log.info("%s: %d labels of %d replies", claimed.name, len(dataset), len(dataset.replies))
         lineage = {"reward_model": claimed.row.id, "name": claimed.name, "base_model": context.settings.model}
+        fitted: FittedRewardModel | None = None
+        refusal: str | None = None
         try:
             with Heartbeat(context.settings, RewardModel, {claimed.row.id: claimed.row.fence}):
                 try:
-                    config = self._trainer_config(claimed.policy).reward_model
-                    self.group.run("begin_fit", dataset=dataset, config=config, previous=claimed.previous)
-                    self._run_fit_steps()
-                    result = self.group.run(
-                        "finish_fit",
-                        directory=claimed.directory(context.settings),
-                        min_agreement=claimed.min_agreement,
-                        lineage=lineage,
-                    )
+                    fitted = self._fit(claimed, lineage)
+                    refusal = fitted.refusal
                 except AlignmentError as error:
-                    result = {"refusal": f"{type(error).__name__}: {error}", "metrics": {}}
+                    refusal = f"{type(error).__name__}: {error}"
                 except RankGroupFailed as error:
                     with suppress(SQLAlchemyError):  # not needed for a retry: the lease expires without it
                         context.run(reward_model_fits.record_failed_attempt(context.db, claimed, str(error)))
                     raise
-            if (refusal := result.get("refusal")) is not None:
-                context.run(reward_model_fits.refuse(context.db, claimed, result.pop("refusal"), **result))
+            if refusal is not None:
+                context.run(reward_model_fits.refuse(context.db, claimed, refusal, fitted))
                 log.warning("%s: %s", claimed.name, refusal)
-            else:
-                state = context.run(reward_model_fits.commit(context.db, claimed, **result))
+            elif fitted is not None:
+                state = context.run(reward_model_fits.commit(context.db, claimed, fitted))
                 log.info("%s %s", claimed.name, state)
         except LeaseLost as error:
             log.warning("%s; %s is discarded", error, claimed.name)
+
+    def _fit(self, claimed: ClaimedFit, lineage: dict[str, str]) -> FittedRewardModel:
+        config = self._trainer_config(claimed.policy).reward_model
+        self.group.run(BeginFit(claimed.dataset, config, claimed.previous))
+        self._run_fit_steps()
+        directory = claimed.directory(self.context.settings)
+        return self.group.run(FinishFit(directory, claimed.min_agreement, lineage))
 
     def _trainer_config(self, policy: Policy) -> TrainerConfig:
         return trainer_config(effective_settings(policy, self.context.settings))
@@ -198,7 +201,7 @@ class TrainingLoop:
         steps, is_done = 1, False
         while not is_done:
             started = time.perf_counter()
-            is_done = self.group.run("advance_fit", steps=steps)
+            is_done = self.group.run(AdvanceFit(steps))
             elapsed = max(1e-6, time.perf_counter() - started)
             steps = max(1, min(2 * steps, int(steps * SLICE_SECONDS / elapsed)))
             self.train_open_batches()

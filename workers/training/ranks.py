@@ -4,36 +4,34 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from alignment.config.trainer import RewardModelConfig, TrainerConfig
+from alignment.config.trainer import TrainerConfig
 from alignment.errors import AlignmentError
 from alignment.models import parallel
 from alignment.models.base_model import pick_device
-from alignment.reward_model.dataset import PreferenceDataset, Reply
 from alignment.reward_model.model import RewardModel
-from alignment.reward_model.prequential import PreviousFit
 from alignment.trainer.base_probe import BaseProbe
 from alignment.trainer.trainer import Trainer
-from alignment.types import Batch
 from app.core.settings import Settings
 from app.core.settings.derived import trainer_config
 from app.inference.model_support import require_supported
 from app.policies.adapter_shape import ADAPTER_SPEC
 from workers import base_model
+from workers.training.commands import AdvanceFit, BeginFit, Command, FinishFit, ProbeBaseModel, ScoreReplies, Update
+from workers.training.results import ComparedProbe, FittedRewardModel, TrainedVersion, UpdateTimings
 
 log = logging.getLogger("attune.trainer")
 RANK_TIMEOUT_SECONDS = 300.0
 UNKNOWN = "unknown"  # instead of a directory: the state in memory is that of no version
-
-Command = tuple[str, dict[str, Any]]  # the name of a RankGroup method, and its arguments
+R = TypeVar("R")
 
 
 class RankGroupFailed(Exception):
@@ -71,7 +69,7 @@ class RankGroup:
         self.reward_model = RewardModel(self.trainer)
         self.loaded_reward_model_dir: Path | None = None
 
-    def broadcast(self, command: Command | None) -> Command | None:
+    def broadcast(self, command: Command[object] | None) -> Command[object] | None:
         """Send rank 0's command to all ranks and return it. None tells them to stop."""
         commands = [command]
         if self._command_group is not None:
@@ -85,121 +83,86 @@ class RankGroup:
             with suppress(AlignmentError):  # every rank raises it; rank 0 records it
                 self.execute(command)
 
-    def run(self, action: str, **arguments: Any) -> Any:
-        """Execute a command on every rank; called by rank 0. Return what the action returns on rank 0.
+    def run(self, command: Command[R]) -> R:
+        """Execute a command on every rank; called by rank 0. Return its result on rank 0.
 
         Raises:
             AlignmentError: every rank refused the command.
             RankGroupFailed: a rank failed.
         """
         try:
-            self.broadcast((action, arguments))
-            return self.execute((action, arguments))
+            self.broadcast(command)
+            return self.execute(command)
         except AlignmentError:
             raise
         except Exception as error:  # out of memory, or a rank that ended or did not answer in time
             raise RankGroupFailed(f"{type(error).__name__}: {error}") from error
 
-    def execute(self, command: Command) -> Any:
+    def execute(self, command: Command[R]) -> R:
         """Execute a command on this rank."""
-        action, arguments = command
-        return getattr(self, action)(**arguments)
+        return command.execute(self)
 
-    def probe_base_model(self, directory: Path) -> BaseProbe:
-        """Score random tokens without and with a random adapter, which is written to a directory."""
+    def probe_base_model(self, command: ProbeBaseModel) -> BaseProbe:
         self.loaded_version_dir = UNKNOWN
-        return self.trainer.probe_base_model(directory, self.settings.engine.context_length)
+        return self.trainer.probe_base_model(command.directory, self.settings.engine.context_length)
 
-    def begin_fit(
-        self, dataset: PreferenceDataset, config: RewardModelConfig, previous: PreviousFit | None = None
-    ) -> None:
-        """Start to fit a new reward model with the policy's configuration.
-
-        Updates may run between the parts of a fit; they do not change it.
-        """
+    def begin_fit(self, command: BeginFit) -> None:
+        """Start to fit a new reward model. Updates may run between the parts of a fit; they do not change it."""
         self.loaded_reward_model_dir = None
-        self.reward_model.begin(dataset, config, previous)
+        self.reward_model.begin(command.dataset, command.config, command.previous)
 
-    def advance_fit(self, steps: int) -> bool:
-        """Make up to `steps` steps of the fit. Return True if no step was left."""
-        return self.reward_model.advance(steps)
+    def advance_fit(self, command: AdvanceFit) -> bool:
+        return self.reward_model.advance(command.steps)
 
-    def finish_fit(self, directory: Path, min_agreement: float, lineage: dict[str, str]) -> dict[str, Any]:
-        """Evaluate and write the reward model. The policy's state does not change.
-
-        Returns its metrics, the path and the hash of the manifest. With a `refusal` it must not serve, and its files
-        are there to predict the votes until the next fit.
-        """
+    def finish_fit(self, command: FinishFit) -> FittedRewardModel:
+        """Evaluate and write the reward model. The policy's state does not change."""
         metrics = self.reward_model.finish()
-        export = self.reward_model.export(directory, lineage)
+        export = self.reward_model.export(command.directory, command.lineage)
         self.loaded_reward_model_dir = export.path
-        result = {"metrics": metrics, "path": str(export.path), "manifest_sha256": export.manifest_sha256}
-        if (low := metrics["auc_low"]) > min_agreement:
-            return result
-        order = f"{metrics['auc']:.0%} of liked replies above disliked ones" if "auc" in metrics else "no order known"
-        return result | {
-            "refusal": f"{order}, over {metrics['num_predicted']:.0f} votes predicted before they were learned from: "
-            f"that shows at least {low:.0%}, and more than {min_agreement:.0%} is needed"
-        }
+        refusal = _describe_low_accuracy(metrics, command.min_agreement)
+        return FittedRewardModel(export.path, export.manifest_sha256, metrics, refusal)
 
-    def score_replies(self, directory: Path, manifest_sha256: str, replies: Sequence[Reply]) -> Sequence[float]:
-        """Score replies with the reward model in a directory."""
-        if self.loaded_reward_model_dir != directory:
+    def score_replies(self, command: ScoreReplies) -> Sequence[float]:
+        if self.loaded_reward_model_dir != command.directory:
             self.loaded_reward_model_dir = None
-            self.reward_model.restore(directory, manifest_sha256)
-            self.loaded_reward_model_dir = directory
-        return self.reward_model.score(replies)
+            self.reward_model.restore(command.directory, command.manifest_sha256)
+            self.loaded_reward_model_dir = command.directory
+        return self.reward_model.score(command.replies)
 
-    def update(
-        self,
-        policy_id: str,
-        config: TrainerConfig,
-        parent: Path | None,
-        batch: Batch,
-        directory: Path,
-        lineage: dict[str, str],
-        kl_target_factor: float = 1.0,
-    ) -> dict[str, Any]:
+    def update(self, command: Update) -> TrainedVersion:
         """Run one update from the parent's state, and write the new version's directory.
 
-        `config` is that of the policy. Another policy than before, or another configuration, begins with a new
-        algorithm object and new optimizers, whose states are those of the parent.
+        Another policy than before, or another configuration, begins with a new algorithm object and new optimizers,
+        whose states are those of the parent.
 
-        Returns columns of the version, and the turns that the algorithm could not use or that were left out. Raises
-        AlignmentError, also for an algorithm that cannot be built.
+        Raises AlignmentError, also for an algorithm that cannot be built.
         """
         started = time.perf_counter()
-        self._configure(policy_id, config)
-        if self.loaded_version_dir != parent:
+        self._configure(command.policy_id, command.config)
+        if self.loaded_version_dir != command.parent:
             self.loaded_version_dir = UNKNOWN
-            self.trainer.restore(parent)
-            self.loaded_version_dir = parent
+            self.trainer.restore(command.parent)
+            self.loaded_version_dir = command.parent
         restored = time.perf_counter()
         parent_probe = self.trainer.probe()
         parent_probed = time.perf_counter()
         self.loaded_version_dir = UNKNOWN  # the state in memory changes before the new version is written
-        report = self.trainer.update(batch, kl_target_factor)
+        report = self.trainer.update(command.batch, command.kl_target_factor)
         updated = time.perf_counter()
         probe = self.trainer.probe()
         probed = time.perf_counter()
-        export = self.trainer.export(directory, lineage)
-        self.loaded_version_dir = directory
-        return {
-            "adapter_path": str(export.path),
-            "full_weights": self.trainer.config.lora is None,
-            "manifest_sha256": export.manifest_sha256,
-            "probe": {"ids": probe.ids, "logprobs": probe.logprobs, "parent_logprobs": parent_probe.logprobs},
-            "metrics": report.metrics,
-            "unused_turn_ids": report.unused_turn_ids,
-            "foreign_turns": report.foreign_turns,
-            "returned_turns": report.returned_turns,
-            "unused_texts": report.unused_texts,
-            "timings": {
-                "restore": restored - started,
-                "update": updated - parent_probed,
-                "export": time.perf_counter() - probed,
-            },
-        }
+        export = self.trainer.export(command.directory, command.lineage)
+        self.loaded_version_dir = command.directory
+        return TrainedVersion(
+            directory=export.path,
+            manifest_sha256=export.manifest_sha256,
+            is_full_weights=self.trainer.config.lora is None,
+            probe=ComparedProbe(probe.ids, probe.logprobs, parent_probe.logprobs),
+            report=report,
+            timings=UpdateTimings(
+                restore=restored - started, update=updated - parent_probed, export=time.perf_counter() - probed
+            ),
+        )
 
     def _configure(self, policy_id: str, config: TrainerConfig) -> None:
         if self.loaded_policy == (policy_id, config):
@@ -208,6 +171,17 @@ class RankGroup:
             self.loaded_policy, self.loaded_version_dir = None, UNKNOWN
             self.trainer.configure(config)
         self.loaded_policy = policy_id, config
+
+
+def _describe_low_accuracy(metrics: Mapping[str, float], min_agreement: float) -> str | None:
+    """Return why a reward model with these metrics must not serve, None if it may."""
+    if (low := metrics["auc_low"]) > min_agreement:
+        return None
+    order = f"{metrics['auc']:.0%} of liked replies above disliked ones" if "auc" in metrics else "no order known"
+    return (
+        f"{order}, over {metrics['num_predicted']:.0f} votes predicted before they were learned from: "
+        f"that shows at least {low:.0%}, and more than {min_agreement:.0%} is needed"
+    )
 
 
 def abort_rank() -> NoReturn:

@@ -37,10 +37,12 @@ from app.models import (
 from app.projects.service import resolve_base_model
 from app.training import human_labels, reward_models
 from app.training.policy_config import effective_rewards
+from workers.training.results import FittedRewardModel
 
 MAX_LABELS = 5_000  # the newest ones: this bounds the duration of a fit, and preferences change
 REFIT_GROWTH = 4  # a refit needs at least a quarter as many new labels as the last fit had, since it takes as long
 NOT_CONFIGURED = "the policy has no learned reward source"
+NO_FILES: dict[str, Any] = {"path": None, "manifest_sha256": None, "metrics": {}}
 
 
 @dataclass(frozen=True)
@@ -177,39 +179,38 @@ async def _read_replies(session: AsyncSession, turn_ids: Collection[str]) -> dic
     }
 
 
-async def commit(
-    db: Database, claimed: ClaimedFit, *, path: str, manifest_sha256: str, metrics: Mapping[str, Any]
-) -> RewardModelState:
+async def commit(db: Database, claimed: ClaimedFit, fitted: FittedRewardModel) -> RewardModelState:
     """Record the fitted model. It serves and retires the previous one if `serve_when_fitted`. Raises LeaseLost."""
     async with db.write() as session:
         policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
         row = await session.get_one(RewardModel, claimed.row.id)
         state = RewardModelState.SERVING if row.serve_when_fitted else RewardModelState.TRAINED
-        values: dict[str, Any] = {"path": path, "manifest_sha256": manifest_sha256, "metrics": dict(metrics)}
+        values = _columns(fitted)
         if row.serve_when_fitted:
             await reward_models.retire_serving(session, policy)
             values["served_at"] = now()
-        details = {"auc_low": metrics.get("auc_low"), "examples": len(claimed.dataset)}
+        details = {"auc_low": fitted.metrics.get("auc_low"), "examples": len(claimed.dataset)}
         await _finish(session, policy, claimed.row, state, None, details, **values)
     return state
 
 
-async def refuse(
-    db: Database,
-    claimed: ClaimedFit,
-    reason: str,
-    metrics: Mapping[str, Any],
-    path: str | None = None,
-    manifest_sha256: str | None = None,
-) -> None:
+async def refuse(db: Database, claimed: ClaimedFit, reason: str, fitted: FittedRewardModel | None = None) -> None:
     """Record that the fit was refused: too little data, or too little evidence that it is right. Raises LeaseLost.
 
     The serving reward model does not change. With files its model predicts the votes until the next fit.
     """
     async with db.write() as session:
-        values: dict[str, Any] = {"metrics": dict(metrics), "path": path, "manifest_sha256": manifest_sha256}
+        values = NO_FILES if fitted is None else _columns(fitted)
         state = RewardModelState.REFUSED
         await _finish(session, claimed.policy, claimed.row, state, reason, **values)
+
+
+def _columns(fitted: FittedRewardModel) -> dict[str, Any]:
+    return {
+        "path": str(fitted.directory),
+        "manifest_sha256": fitted.manifest_sha256,
+        "metrics": fitted.metrics,
+    }
 
 
 async def record_failed_attempt(db: Database, claimed: ClaimedFit, reason: str) -> None:

@@ -33,7 +33,7 @@ from app.raters import service as raters
 from app.training import batch_samples
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch, create_version
-from tests.support.updates import RESULT, claim_next_batch, deploy, release, roll_back
+from tests.support.updates import TRAINED, claim_next_batch, deploy, release, roll_back
 from workers.curate import curate
 from workers.feedback.rewards import record_reward, update_turn_samples
 from workers.training import batches
@@ -163,7 +163,7 @@ async def test_a_vote_is_not_learned_from_where_the_rewards_do_not_use_feedback(
     claimed = await claim_next_batch(harness)
     assert {row.batch_id for row in await harness.all(Feedback)} == {None}
     assert {await read_reason(harness, id) for id in ids} == {("not_learned", "not_used")}
-    assert await batches.commit(harness.db, claimed, **RESULT)
+    assert await batches.commit(harness.db, claimed, TRAINED)
     [version] = [row for row in await harness.all(Version) if row.batch_id is not None]
     await release(harness, version)
     votes = (await harness.api.get("/v1/policies/shop/votes")).json()

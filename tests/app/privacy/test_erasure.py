@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from app.privacy import erasure
 from app.projects import service as projects
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch, create_version
+from tests.support.updates import TRAINED
 from workers.curate import curate
 from workers.training import batches
 
@@ -206,9 +208,8 @@ async def test_trainer_that_claimed_the_batch_cannot_commit(harness: Harness, tm
     claimed = await batches.claim(harness.db, "trainer", harness.settings)
     assert claimed is not None and len(claimed.batch.samples) == 2
     await erase(harness)
-    result: dict[str, Any] = {"probe": {}, "metrics": {}, "timings": {"export": 0.0}}
     with pytest.raises(leases.LeaseLost):
-        await batches.commit(harness.db, claimed, adapter_path=str(tmp_path), manifest_sha256="0" * 64, **result)
+        await batches.commit(harness.db, claimed, replace(TRAINED, directory=tmp_path))
     assert [row.number for row in await harness.all(Version)] == [0]
     assert (await harness.policy()).head_version_id == claimed.parent.id
     assert await batches.claim(harness.db, "trainer", harness.settings) is None
@@ -387,7 +388,6 @@ async def test_quarantined_sample_is_released_unless_another_rater_is_quarantine
 
 
 async def test_concurrent_commit_and_erasure_leave_no_untainted_version(harness: Harness, tmp_path: Path) -> None:
-    result: dict[str, Any] = {"probe": {}, "metrics": {}, "timings": {"export": 0.0}}
     for number in range(5):  # a sixth would be staler than a batch may hold
         end_user = f"user-{number}"
         turn = await harness.turn(end_user=end_user)
@@ -395,7 +395,7 @@ async def test_concurrent_commit_and_erasure_leave_no_untainted_version(harness:
         claimed = await batches.claim(harness.db, "trainer", harness.settings)
         assert claimed is not None and claimed.batch.id == batch.id
         path = tmp_path / end_user
-        committing = batches.commit(harness.db, claimed, adapter_path=str(path), manifest_sha256="0" * 64, **result)
+        committing = batches.commit(harness.db, claimed, replace(TRAINED, directory=path))
         erased, committed = await asyncio.gather(
             harness.api.delete(f"/v1/subjects/{end_user}"), committing, return_exceptions=True
         )

@@ -1,5 +1,6 @@
 """Erasure and reward models: those that learned from the subject are disabled, tainted, reported and fitted anew."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from app.training.unlearning import REWARD_MODEL_DATA_ERASED
 from tests.support.deployment import Harness
 from tests.support.human_feedback import add_rating, create_rated_turns, settings_with_reward_model
 from workers.training import reward_model_fits
+from workers.training.results import FittedRewardModel
 
-DONE: dict[str, Any] = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": {"agreement": 0.9}}
+FITTED = FittedRewardModel(Path("/nowhere/rm"), "1" * 64, {"agreement": 0.9})
 
 
 async def erase(harness: Harness, name: str) -> dict[str, Any]:
@@ -40,7 +42,7 @@ async def test_serving_model_is_disabled_and_another_is_fitted_without_the_subje
     await create_rated_turns(harness, 45)
     turn = await harness.turn(end_user="ada")
     await add_rating(harness, turn, 1.0, "bob")
-    await reward_model_fits.commit(harness.db, await claim_fit(harness), **DONE)
+    await reward_model_fits.commit(harness.db, await claim_fit(harness), FITTED)
     lineage = (await harness.api.get(f"/v1/chat/completions/{turn.id}/lineage")).json()
     assert lineage["reward_models"] == ["shop/rm-1"]
     body = await erase(harness, "ada")
@@ -58,13 +60,13 @@ async def test_serving_model_is_disabled_and_another_is_fitted_without_the_subje
 async def test_feedback_on_others_turns_taints_the_model(harness: Harness) -> None:
     turns = await create_rated_turns(harness, 45)
     await add_rating(harness, turns[0], -1.0, "eve")
-    await reward_model_fits.commit(harness.db, await claim_fit(harness), **DONE)
+    await reward_model_fits.commit(harness.db, await claim_fit(harness), FITTED)
     assert (await erase(harness, "HUMAN/eve"))["reward_models"] == ["shop/rm-1"]
 
 
 async def test_feedback_after_the_fit_taints_nothing(harness: Harness) -> None:
     turns = await create_rated_turns(harness, 45)
-    await reward_model_fits.commit(harness.db, await claim_fit(harness), **DONE)
+    await reward_model_fits.commit(harness.db, await claim_fit(harness), FITTED)
     await add_rating(harness, turns[0], -1.0, "eve")
     assert (await erase(harness, "HUMAN/eve"))["reward_models"] == []
     [row] = await harness.all(RewardModel)
@@ -78,9 +80,9 @@ async def test_trainer_that_claimed_the_fit_cannot_commit_and_reads_again(harnes
     fit = await claim_fit(harness)
     await erase(harness, "ada")
     with pytest.raises(leases.LeaseLost):
-        await reward_model_fits.commit(harness.db, fit, **DONE)
+        await reward_model_fits.commit(harness.db, fit, FITTED)
     assert await harness.all(RewardModelTurn) == []
     second_fit = await reward_model_fits.claim(harness.db, "me", harness.settings)
     assert second_fit is not None and second_fit.row.id == fit.row.id and second_fit.row.attempt == 1
     assert len(second_fit.dataset) == 45
-    assert await reward_model_fits.commit(harness.db, second_fit, **DONE) == "serving"
+    assert await reward_model_fits.commit(harness.db, second_fit, FITTED) == "serving"

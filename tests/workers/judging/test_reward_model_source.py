@@ -1,7 +1,7 @@
 """The reward model as a source: it scores replies without feedback. The trainer runs in this process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from alignment.reward_model.dataset import Reply
 from app.models import (
     ApiKey,
     Judgement,
@@ -38,8 +37,9 @@ from workers.judging import reward_model_source
 from workers.judging.judge import judge
 from workers.reconcile import reconcile
 from workers.training import batches
+from workers.training.commands import Command, ScoreReplies
 from workers.training.loop import TrainingLoop
-from workers.training.ranks import Command, RankGroup, RankGroupFailed
+from workers.training.ranks import RankGroup, RankGroupFailed
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def fake_scores(rank: Rank, value: float = 0.8) -> list[int]:
     """Score every reply with `value` instead of the model. Return a list that records the size of each forward pass."""
     batch_sizes: list[int] = []
 
-    def run(action: str, replies: Sequence[Reply], **arguments: Any) -> list[float]:
-        batch_sizes.append(len(replies))
-        return [value] * len(replies)
+    def run(command: ScoreReplies) -> list[float]:
+        batch_sizes.append(len(command.replies))
+        return [value] * len(command.replies)
 
     rank.group.run = run  # type: ignore[assignment, method-assign]
     return batch_sizes
@@ -123,18 +123,18 @@ async def test_a_batch_does_not_wait_for_a_fit(harness: Harness, rank: Rank, mon
     execute, row, policy = rank.group.execute, SimpleNamespace(id="batch-1"), SimpleNamespace(name="shop")
     batch = SimpleNamespace(adapter_name="shop-v1", row=row, policy=policy)
 
-    def record_command(command: Command) -> Any:
-        commands.append(command[0])
+    def record_command(command: Command[Any]) -> Any:
+        commands.append(type(command).__name__)
         return execute(command)
 
     async def claim(*args: Any) -> Any:  # a batch arrives after the first steps of the fit
-        return batch if commands.count("advance_fit") == 1 and "batch" not in commands else None
+        return batch if commands.count("AdvanceFit") == 1 and "batch" not in commands else None
 
     monkeypatch.setattr(rank.group, "execute", record_command)
     monkeypatch.setattr(batches, "claim", claim)
     monkeypatch.setattr(TrainingLoop, "train_batch", lambda *args: commands.append("batch"))
     assert await rank.work() == 1
-    assert commands[:4] == ["begin_fit", "advance_fit", "batch", "advance_fit"] and commands[-1] == "finish_fit"
+    assert commands[:4] == ["BeginFit", "AdvanceFit", "batch", "AdvanceFit"] and commands[-1] == "FinishFit"
     assert [row.state for row in await harness.all(RewardModel)] == ["serving"]
 
 
@@ -207,11 +207,11 @@ async def test_a_turn_that_crashes_the_trainer_is_retried_separately_and_fails(h
     await curate(harness.db, settings)
     batch_sizes: list[int] = []
 
-    def run(action: str, replies: Sequence[Reply], **arguments: Any) -> list[float]:
-        batch_sizes.append(len(replies))
-        if any(reply.turn_id == turns[0].id for reply in replies):
+    def run(command: ScoreReplies) -> list[float]:
+        batch_sizes.append(len(command.replies))
+        if any(reply.turn_id == turns[0].id for reply in command.replies):
             raise RankGroupFailed("MemoryError: no more")
-        return [0.5] * len(replies)
+        return [0.5] * len(command.replies)
 
     rank.group.run = run  # type: ignore[assignment, method-assign]
     for _ in range(3 * settings.workers.max_attempts):

@@ -24,7 +24,7 @@ from app.training import kl_guard
 from tests.support import episodes
 from tests.support.deployment import Harness
 from tests.support.shared_histories import follow_up
-from tests.support.updates import RESULT, expire_leases, rate, release, roll_back, train
+from tests.support.updates import TRAINED, expire_leases, rate, release, roll_back, train, trained_without
 from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -78,7 +78,7 @@ async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> N
 
 async def test_version_and_batch_are_committed_together(harness: Harness) -> None:
     claimed = await create_claimed_batch(harness)
-    assert await batches.commit(harness.db, claimed, **RESULT)
+    assert await batches.commit(harness.db, claimed, TRAINED)
     [batch] = await harness.all(Batch)
     version = await harness.get(Version, batch.version_id)
     policy = await harness.policy()
@@ -93,17 +93,17 @@ async def test_trainer_without_its_lease_writes_nothing(harness: Harness) -> Non
     winner = await batches.claim(harness.db, "trainer-b", harness.settings)
     assert winner is not None
     with pytest.raises(LeaseLost):
-        await batches.commit(harness.db, late, **RESULT)
+        await batches.commit(harness.db, late, TRAINED)
     assert [version.number for version in await harness.all(Version)] == [0]
     assert (await harness.policy()).head_version_id == winner.parent.id
-    assert await batches.commit(harness.db, winner, **RESULT)
+    assert await batches.commit(harness.db, winner, TRAINED)
     assert len(await harness.all(Version)) == 2
 
 
 async def test_update_fails_if_a_rollback_moved_the_head(harness: Harness) -> None:
     claimed = await create_claimed_batch(harness)
     other = await harness.version(VersionState.LIVE)
-    assert not await batches.commit(harness.db, claimed, **RESULT)
+    assert not await batches.commit(harness.db, claimed, TRAINED)
     [batch] = await harness.all(Batch)
     assert batch.state == BatchState.FAILED and "head" in batch.reason
     assert (await harness.policy()).head_version_id == other.id
@@ -135,7 +135,7 @@ async def test_refused_update_is_recorded_and_frees_the_policy(harness: Harness)
 async def test_samples_that_the_algorithm_did_not_use_are_dropped(harness: Harness) -> None:
     claimed = await create_claimed_batch(harness)
     unused = claimed.batch.samples[0].turn_id
-    assert await batches.commit(harness.db, claimed, **RESULT, unused_turn_ids=[unused])
+    assert await batches.commit(harness.db, claimed, trained_without(unused_turn_ids=[unused]))
     samples = {sample.turn_id: (sample.state, sample.reason) for sample in await harness.all(Sample)}
     assert samples.pop(unused) == (SampleState.DROPPED, batches.UNUSED_REASON)
     assert set(samples.values()) == {(SampleState.TRAINED, None)} and len(samples) == 7
@@ -145,7 +145,7 @@ async def test_foreign_turns_are_excluded_and_their_votes_say_why(harness: Harne
     claimed = await create_claimed_batch(harness)
     foreign, other = (sample.turn_id for sample in claimed.batch.samples[:2])
     reason = "its recorded log-probs differ by 5 nats per token"
-    assert await batches.commit(harness.db, claimed, **RESULT, foreign_turns={foreign: reason})
+    assert await batches.commit(harness.db, claimed, trained_without(foreign_turns={foreign: reason}))
     samples = {sample.turn_id: (sample.state, sample.rule, sample.reason) for sample in await harness.all(Sample)}
     assert samples[foreign] == (SampleState.DROPPED, SampleRule.EXCLUDED, reason)
     assert samples[other] == (SampleState.TRAINED, None, None)
@@ -167,7 +167,7 @@ async def test_a_batch_without_contrast_but_for_foreign_turns_is_refused_without
 async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
     """A project's second batch waits for another project's first, although it was created earlier."""
     first = await create_claimed_batch(harness)
-    assert await batches.commit(harness.db, first, **RESULT)
+    assert await batches.commit(harness.db, first, TRAINED)
     async with harness.db.write() as session:
         shop = await session.get_one(Policy, (await harness.policy()).id)
         other, _ = await create_project(session, "bakery", "bread", harness.settings.model)
@@ -338,4 +338,4 @@ async def test_a_batch_handed_back_uses_up_no_attempt(harness: Harness) -> None:
     again = await batches.claim(harness.db, "host:2", harness.settings)
     assert again is not None and again.batch == claimed.batch
     with pytest.raises(LeaseLost):
-        await batches.commit(harness.db, claimed, **RESULT)
+        await batches.commit(harness.db, claimed, TRAINED)

@@ -8,7 +8,7 @@ from alignment.corrected_text import TextRule
 from app.models import Batch, BatchState, Feedback, Sample, SampleState, Turn, Version
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
-from tests.support.updates import RESULT, claim_next_batch, rate, release, roll_back, samples_by_turn
+from tests.support.updates import TRAINED, claim_next_batch, rate, release, roll_back, samples_by_turn, trained_without
 from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -134,7 +134,7 @@ async def test_a_text_that_cannot_be_used_counts_by_its_reward_and_says_so(
     id = await correct(harness, turn, text)
     claimed = await claim_next_batch(harness, trainer__batch_size=4)
     assert claimed.batch.corrected == () and len(claimed.batch.samples) == 4
-    assert await batches.commit(harness.db, claimed, **RESULT)
+    assert await batches.commit(harness.db, claimed, TRAINED)
     await release(harness, await head_of(harness))
     outcome = await read_outcome(harness, id)
     assert (outcome["state"], outcome["text_rule"]) == ("learned", rule)
@@ -164,7 +164,7 @@ async def test_the_outcome_follows_the_pair_through_batch_release_and_rollback(h
     assert (await read_outcome(harness, id))["waiting_for"] == "processing"
     claimed = await claim_next_batch(harness, trainer__batch_size=2)
     assert (await read_outcome(harness, id))["waiting_for"] == "training"
-    assert await batches.commit(harness.db, claimed, **RESULT)
+    assert await batches.commit(harness.db, claimed, TRAINED)
     assert (await read_outcome(harness, id))["waiting_for"] == "release"
     await release(harness, await head_of(harness))
     outcome = await read_outcome(harness, id)
@@ -181,7 +181,7 @@ async def test_what_the_trainer_finds_unusable_is_recorded(harness: Harness) -> 
     await correct_many(harness, 2)
     claimed = await claim_next_batch(harness, trainer__batch_size=2)
     unused = claimed.batch.corrected[0].id
-    assert await batches.commit(harness.db, claimed, **RESULT, unused_texts={unused: TextRule.OTHER_TOKENS})
+    assert await batches.commit(harness.db, claimed, trained_without(unused_texts={unused: TextRule.OTHER_TOKENS}))
     assert (await read_outcome(harness, unused))["text_rule"] == TextRule.OTHER_TOKENS
     assert (await read_outcome(harness, claimed.batch.corrected[1].id))["text_rule"] is None
 

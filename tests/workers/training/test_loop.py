@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from tests.support.updates import expire_leases
 from workers.context import WorkerContext
 from workers.release.verify_delivery import check_files
 from workers.training import batches
+from workers.training.commands import Update
 from workers.training.loop import TrainingLoop
 from workers.training.ranks import UNKNOWN, RankGroup, RankGroupFailed
+from workers.training.results import TrainedVersion
 from workers.training.trackers import Trackers
 
 
@@ -72,12 +74,12 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
     async with harness.db.write() as session:
         for policy, values in zip((first, second), own, strict=True):
             set_own_values(await session.get_one(Policy, policy), values)
-    commands: list[dict[str, Any]] = []
+    commands: list[Update] = []
     run = rank.group.run
 
-    def record_command(action: str, **arguments: Any) -> Any:
-        commands.append(arguments)
-        return run(action, **arguments)
+    def record_command(command: Update) -> TrainedVersion:
+        commands.append(command)
+        return run(command)
 
     monkeypatch.setattr(rank.group, "run", record_command)
     for step in range(3):
@@ -86,12 +88,12 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
         assert await rank.work() == 2
 
     versions = {str(version.adapter_path): version for version in await harness.all(Version) if version.number}
-    trained = [versions[str(command["directory"])] for command in commands]
+    trained = [versions[str(command.directory)] for command in commands]
     assert [version.policy_id for version in trained] == [first, second] * 3
-    assert len({sealed_files(command["directory"])["adapter_model.safetensors"]["sha256"] for command in commands}) == 6
-    has_critic = ["trainer/critic.safetensors" in sealed_files(command["directory"]) for command in commands]
+    assert len({sealed_files(command.directory)["adapter_model.safetensors"]["sha256"] for command in commands}) == 6
+    has_critic = ["trainer/critic.safetensors" in sealed_files(command.directory) for command in commands]
     assert has_critic == [own[0] == WITH_CRITIC, False] * 3
-    algorithms = [command["config"].algorithm.type for command in commands]
+    algorithms = [command.config.algorithm.type for command in commands]
     assert algorithms == ["ppo", "kto" if own[1] else "ppo"] * 3
 
     for policy in (first, second):
@@ -99,8 +101,8 @@ async def test_policies_that_share_a_trainer_get_bitwise_equal_results(
         of_policy = [command for command, version in zip(commands, trained, strict=True) if version.policy_id == policy]
         for number, command in enumerate(of_policy):
             directory = tmp_path / f"{policy}-{number}"
-            separate_group.update(**command | {"parent": parent, "directory": directory})
-            assert sealed_files(directory) == sealed_files(command["directory"])
+            separate_group.update(replace(command, parent=parent, directory=directory))
+            assert sealed_files(directory) == sealed_files(command.directory)
             parent = directory
 
 

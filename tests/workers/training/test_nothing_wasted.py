@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 
 from app.models import Batch, BatchState, BatchTurn, Feedback, Reward, Sample, SampleState, Turn, Version, VersionState
 from tests.support.deployment import Harness
-from tests.support.updates import RESULT, deploy, rate, reject, release, roll_back
+from tests.support.updates import TRAINED, deploy, rate, reject, release, roll_back
 from workers.curate import curate
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -35,7 +35,7 @@ async def run_update(harness: Harness, outcome: str, rng: random.Random) -> str 
     elif outcome == "head moves" and claimed.parent.number > 0:
         await roll_back(harness, 0)
     else:
-        assert await batches.commit(harness.db, claimed, **RESULT)
+        assert await batches.commit(harness.db, claimed, TRAINED)
         version = await harness.get(Version, (await harness.get(Batch, claimed.row.id)).version_id)
         await settle(harness, version, outcome, rng)
     return outcome

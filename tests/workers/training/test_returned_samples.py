@@ -23,7 +23,7 @@ from app.models import (
 from app.training.batch_samples import MAX_RETURNS, NO_CONTRAST, UNDONE
 from tests.support.deployment import Harness
 from tests.support.updates import (
-    RESULT,
+    TRAINED,
     claim_next_batch,
     deploy,
     expire_leases,
@@ -33,6 +33,7 @@ from tests.support.updates import (
     roll_back,
     samples_by_turn,
     train,
+    trained_without,
 )
 from workers.curate import curate
 from workers.training import batches
@@ -253,7 +254,7 @@ async def test_a_batch_with_samples_of_a_version_live_again_is_broken_up(harness
     await deploy(harness, 1)
     assert (await harness.get(Batch, claimed.row.id)).state == BatchState.FAILED
     with pytest.raises(LeaseLost):
-        await batches.commit(harness.db, claimed, **RESULT)
+        await batches.commit(harness.db, claimed, TRAINED)
     samples = await samples_by_turn(harness)
     assert {(samples[turn].state, samples[turn].batch_id) for turn in first} == {
         (SampleState.TRAINED, version.batch_id)
@@ -279,7 +280,7 @@ async def test_samples_return_if_the_head_moved_during_the_update(harness: Harne
     await rate(harness, "+-+-+-+-")
     claimed = await claim_next_batch(harness)
     await harness.version()
-    assert not await batches.commit(harness.db, claimed, **RESULT)
+    assert not await batches.commit(harness.db, claimed, TRAINED)
     assert (await harness.get(Batch, claimed.row.id)).state == BatchState.FAILED
     assert await states(harness) == OPEN and await num_returns(harness) == {0}, "the samples did not fail"
 
@@ -294,7 +295,7 @@ async def fail_batches_with(harness: Harness, poison: str, *, crash: bool) -> li
         claimed = await batches.claim(harness.db, "trainer", harness.settings)
         assert claimed is not None
         if poison not in {sample.turn_id for sample in claimed.batch.samples}:
-            assert await batches.commit(harness.db, claimed, **RESULT)
+            assert await batches.commit(harness.db, claimed, TRAINED)
             batch = await harness.get(Batch, claimed.row.id)
             await release(harness, await harness.get(Version, batch.version_id))
             continue
@@ -387,7 +388,7 @@ async def test_samples_of_a_batch_broken_up_by_an_erasure_return_uncounted(harne
 async def test_dropped_samples_of_a_trained_batch_free_their_feedback(harness: Harness) -> None:
     turns = await rate(harness, "+-+-+-+-")
     claimed = await claim_next_batch(harness)
-    assert await batches.commit(harness.db, claimed, **RESULT, unused_turn_ids=turns[:1])
+    assert await batches.commit(harness.db, claimed, trained_without(unused_turn_ids=turns[:1]))
     used: Mapping[str | None, str | None] = {row.turn_id: row.batch_id for row in await harness.all(Feedback)}
     assert used == {turn: None if turn == turns[0] else claimed.row.id for turn in turns}
     assert turns[0] not in {row.turn_id for row in await harness.all(BatchTurn)}, "no version learned from it"
@@ -403,7 +404,7 @@ async def test_samples_that_an_update_has_not_learned_from_return(
     claimed = await claim_next_batch(harness)
     await harness.vote(turns[0], "down")  # while it is trained
     returned = dict.fromkeys(turns[:2], why)
-    assert await batches.commit(harness.db, claimed, **RESULT, returned_turns=returned)
+    assert await batches.commit(harness.db, claimed, trained_without(returned_turns=returned))
     samples = await samples_by_turn(harness)
     assert {turn: samples[turn].state for turn in turns} == {
         turn: SampleState.OPEN if turn in returned else SampleState.TRAINED for turn in turns

@@ -1,6 +1,8 @@
 """Reward models: fits are created, claimed and committed once; models that disagree with people are disabled."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +31,10 @@ from tests.support.human_feedback import add_rating, create_rated_turns, create_
 from tests.support.shared_histories import follow_up
 from workers.reconcile import reconcile
 from workers.training import reward_model_fits
+from workers.training.results import FittedRewardModel
 
 METRICS = {"auc_low": 0.9}
-RESULT: dict[str, Any] = {"path": "/nowhere/rm", "manifest_sha256": "1" * 64, "metrics": METRICS}
+FITTED = FittedRewardModel(Path("/nowhere/rm"), "1" * 64, METRICS)
 
 
 async def list_states(harness: Harness) -> list[tuple[int, str]]:
@@ -143,10 +146,10 @@ async def test_rankings_become_pairs_of_replies_to_one_prompt(harness: Harness) 
 async def test_fitted_model_serves_and_the_previous_one_is_retired(harness: Harness) -> None:
     await create_rated_turns(harness, 40)
     first = await create_claimed_fit(harness)
-    assert await reward_model_fits.commit(harness.db, first, **RESULT) == "serving"
+    assert await reward_model_fits.commit(harness.db, first, FITTED) == "serving"
     await create_rated_turns(harness, 10, seed=1)
     second = await create_claimed_fit(harness, refit_after=10)
-    assert (await reward_model_fits.commit(harness.db, second, **RESULT)) == "serving"
+    assert (await reward_model_fits.commit(harness.db, second, FITTED)) == "serving"
     assert await list_states(harness) == [(1, "retired"), (2, "serving")]
     row = await harness.get(RewardModel, second.row.id)
     assert (row.path, row.metrics, row.attempt) == ("/nowhere/rm", METRICS, 1) and row.served_at is not None
@@ -157,7 +160,7 @@ async def test_refused_fit_leaves_the_previous_model_serving(harness: Harness) -
     serving = await create_reward_model(harness)
     await create_rated_turns(harness, 10)
     refused = await create_claimed_fit(harness, refit_after=10)
-    await reward_model_fits.refuse(harness.db, refused, "it agrees in 40%", {"agreement": 0.4})
+    await reward_model_fits.refuse(harness.db, refused, "it agrees in 40%", replace(FITTED, metrics={"agreement": 0.4}))
     assert await list_states(harness) == [(1, "serving"), (2, "refused")]
     assert (await harness.get(RewardModel, refused.row.id)).reason == "it agrees in 40%"
     assert (await harness.get(RewardModel, serving.id)).state == "serving"
@@ -182,11 +185,11 @@ async def test_one_trainer_claims_a_fit_and_a_late_one_cannot_commit(harness: Ha
     assert again is not None and again.row.id == late.row.id and (again.row.attempt, again.row.fence) == (2, 2)
     assert again.directory(settings) != late.directory(settings), "each attempt has a separate directory"
     with pytest.raises(leases.LeaseLost):
-        await reward_model_fits.commit(harness.db, late, **RESULT)
+        await reward_model_fits.commit(harness.db, late, FITTED)
     with pytest.raises(leases.LeaseLost):
-        await reward_model_fits.refuse(harness.db, late, "no", {})
+        await reward_model_fits.refuse(harness.db, late, "no")
     assert await list_states(harness) == [(1, "open")]
-    assert await reward_model_fits.commit(harness.db, again, **RESULT) == "serving"
+    assert await reward_model_fits.commit(harness.db, again, FITTED) == "serving"
 
 
 async def test_fit_that_crashes_the_trainer_fails_with_the_last_reason(harness: Harness) -> None:
@@ -270,7 +273,7 @@ async def test_model_disabled_by_an_operator_stays_disabled(harness: Harness) ->
         await reward_models.disable(session, policy, row, actor="key-1", reason="odd")
     claimed = await reward_model_fits.claim(harness.db, "me", settings)
     assert claimed is not None and claimed.row.id == open_fit.id
-    assert await reward_model_fits.commit(harness.db, claimed, **RESULT) == "trained"
+    assert await reward_model_fits.commit(harness.db, claimed, FITTED) == "trained"
     await create_rated_turns(harness, 10, seed=1)
     await reward_model_fits.reconcile(harness.db, settings)
     assert await list_states(harness) == [(1, "disabled"), (2, "trained")]
@@ -282,7 +285,7 @@ async def test_a_refit_needs_a_quarter_more_feedback(harness: Harness) -> None:
     await reward_model_fits.reconcile(harness.db, settings)
     claimed = await reward_model_fits.claim(harness.db, "trainer", settings)
     assert claimed is not None
-    await reward_model_fits.commit(harness.db, claimed, **RESULT)
+    await reward_model_fits.commit(harness.db, claimed, FITTED)
     await create_rated_turns(harness, 19, seed=1)
     await reward_model_fits.reconcile(harness.db, settings)
     assert await list_states(harness) == [(1, "serving")]
@@ -313,8 +316,7 @@ async def test_the_model_of_the_fit_before_predicts_the_votes_that_came_since(ha
     await reward_model_fits.reconcile(harness.db, settings)
     claimed = await reward_model_fits.claim(harness.db, "me", settings)
     assert claimed is not None and claimed.previous is None
-    files = {"path": "/nowhere/rm-1", "manifest_sha256": "1" * 64}
-    await reward_model_fits.refuse(harness.db, claimed, "no order", METRICS, **files)
+    await reward_model_fits.refuse(harness.db, claimed, "no order", FITTED)
     later = await create_rated_turns(harness, 20, seed=1)
     async with harness.db.write() as session:
         policy = await session.get_one(Policy, (await harness.policy()).id)

@@ -12,7 +12,7 @@ from app.core.settings import Settings
 from app.models import ONCE_LIVE, Batch, BatchTurn, Feedback, Sample, SampleState, Version
 from tests.support.deployment import Harness
 from tests.support.judgements import settings_with_sources
-from tests.support.updates import RESULT, claim_next_batch, deploy, rate, reject, release, roll_back, train
+from tests.support.updates import TRAINED, claim_next_batch, deploy, rate, reject, release, roll_back, train
 from workers.curate import curate
 from workers.feedback.rewards import record_reward, update_turn_samples
 from workers.training import batches
@@ -90,7 +90,7 @@ async def test_a_vote_that_comes_during_the_update_counts_after_it(harness: Harn
     by_program = await vote(harness, turns[1], source={"kind": "CODE", "id": "check"})
     assert await read_outcome(harness, late) == ("waiting", "score_in_training")
     assert await read_outcome(harness, by_program) == ("not_learned", "too_late")
-    assert await batches.commit(harness.db, claimed, **RESULT)
+    assert await batches.commit(harness.db, claimed, TRAINED)
     await curate(harness.db, harness.settings)
     states = {sample.turn_id: sample.state for sample in await harness.all(Sample)}
     assert [turn for turn, state in states.items() if state == SampleState.OPEN] == [turns[0]]
