@@ -157,7 +157,7 @@ def _compare(result: JsonValue, call: CallTest) -> str | None:
     return str(error)[:MAX_REASON_CHARS] if error else "no result"
 
 
-def _are_equal(actual: JsonValue, expected: JsonValue) -> bool:
+def _are_equal(actual: object, expected: object) -> bool:
     """Compare encoded values. Numbers may differ by rounding."""
     if isinstance(actual, int | float) and isinstance(expected, int | float):
         if isinstance(actual, float) or isinstance(expected, float):
