@@ -72,8 +72,8 @@ async def run_process(
         # The pipes are read to their end, without which asyncio does not notice the end of the process.
         await asyncio.wait([work], timeout=KILL_SECONDS)
         work.cancel()
-    if work.done() and not work.cancelled() and (error := work.exception()) is not None:
-        raise InfrastructureFailure(f"a process's streams failed: {error}") from error
+    if work.done() and not work.cancelled() and (failure := work.exception()) is not None:
+        raise InfrastructureFailure(f"a process's streams failed: {failure}") from failure
     stdout, stderr = (output.text() for output in outputs)
     if status is Status.TIMEOUT or process.returncode is None:
         return Execution(Status.TIMEOUT, None, stdout, stderr)
