@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Literal
 
 from alignment.environments.errors import InfrastructureFailure, describe_error
-from alignment.environments.sandbox.base import Execution, Sandbox, Status
+from alignment.environments.sandbox.base import Execution, Sandbox, SandboxLimits, Status
 from alignment.environments.sandbox.bounded_output import BoundedOutput
 
 if TYPE_CHECKING:
@@ -24,8 +24,10 @@ TIME_LIMIT = "TimeoutError: feed time limit exceeded"
 class MontySandbox(Sandbox):
     """Runs programs in worker processes of Monty, which it starts at the first run."""
 
-    _pool: AsyncMonty | None = None
-    _lock: asyncio.Lock | None = None
+    def __init__(self, limits: SandboxLimits | None = None) -> None:
+        super().__init__(limits)
+        self._pool: AsyncMonty | None = None
+        self._lock = asyncio.Lock()
 
     async def _run(self, code: str, stdin: str) -> Execution:
         pool = await self._open_pool()
@@ -66,7 +68,6 @@ class MontySandbox(Sandbox):
             await pool.__aexit__(None, None, None)
 
     async def _open_pool(self) -> AsyncMonty:
-        self._lock = self._lock or asyncio.Lock()
         async with self._lock:
             if self._pool is None:
                 try:

@@ -73,6 +73,7 @@ class McpConnection:
         self._client: Client | None = None
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
         self.num_users = 0
 
     @property
@@ -82,7 +83,13 @@ class McpConnection:
         return self._client
 
     async def open(self) -> None:
-        """Raises InfrastructureFailure."""
+        """Connect, if that has not been tried. Raises InfrastructureFailure, also where it has failed before."""
+        async with self._lock:
+            if self._task is None:
+                await self._start()
+        _ = self.client  # raises if there is none
+
+    async def _start(self) -> None:
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(opened))
         try:
@@ -134,25 +141,24 @@ class McpConnections:
     def __init__(self, server: McpServer) -> None:
         self._server = server
         self._by_episode: dict[str, McpConnection] = {}
-        self._lock = asyncio.Lock()
 
     async def acquire(self, episode_id: str) -> McpConnection:
-        async with self._lock:
-            connection = self._by_episode.get(episode_id)
-            if connection is None:
-                connection = McpConnection(self._server)
-                await connection.open()
-                self._by_episode[episode_id] = connection
-            connection.num_users += 1
-            return connection
+        """Return the episode's connection, which the first of its tools opens. Raises InfrastructureFailure."""
+        connection = self._by_episode.setdefault(episode_id, McpConnection(self._server))
+        connection.num_users += 1
+        try:
+            await connection.open()
+        except BaseException:
+            await self.release(episode_id)
+            raise
+        return connection
 
     async def release(self, episode_id: str) -> None:
-        async with self._lock:
-            connection = self._by_episode[episode_id]
-            connection.num_users -= 1
-            if connection.num_users == 0:
-                del self._by_episode[episode_id]
-                await connection.close()
+        connection = self._by_episode[episode_id]
+        connection.num_users -= 1
+        if connection.num_users == 0:
+            del self._by_episode[episode_id]
+            await connection.close()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from alignment.environments.errors import InfrastructureFailure
 from alignment.environments.tools.base import EpisodeContext
-from alignment.environments.tools.mcp_tools import McpServer
+from alignment.environments.tools.mcp_tools import McpConnections, McpServer
 from alignment.environments.tools.toolbox import Fault, Toolbox
 from app.core.settings import REPOSITORY
 from tests.support.scripted_engine import serve
@@ -80,6 +80,18 @@ async def test_server_that_dies_is_a_failure_of_the_host() -> None:
 async def test_server_that_does_not_answer_is_a_failure_of_the_host(server: McpServer) -> None:
     with pytest.raises(InfrastructureFailure):
         await server.list_tools()
+
+
+async def test_tools_that_are_called_at_once_share_the_connection_that_fails() -> None:
+    toolbox = Toolbox(await STDIO.list_tools())
+    async with toolbox.open(EPISODE) as tools:
+        await tools.execute(assistant(("add", {"a": 1, "b": 2}), ("count_calls", {}), ("divide", {"a": 1, "b": 2})))
+        assert [record.fault for record in tools.records] == [None, None, None]
+    connections = McpConnections(McpServer(command=("/does/not/exist",)))
+    results = await asyncio.gather(*(connections.acquire("ep-1") for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [InfrastructureFailure] * 3
+    with pytest.raises(InfrastructureFailure):
+        await connections.acquire("ep-1")
 
 
 async def test_process_has_no_variables_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
