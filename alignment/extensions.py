@@ -41,7 +41,7 @@ def describe_unknown(name: str, known: Collection[str], noun: str) -> str:
 
 def load_extension(
     name: str, group: str, builtins: Collection[str], *, noun: str, allow_dotted_path: bool = False
-) -> Any:
+) -> object:
     """Load the object of `module:attribute`, or of an entry point of the group. Raises UnknownExtension.
 
     With `allow_dotted_path`, `module.attribute` works too, where no entry point has that name. `noun` is used in error

@@ -48,7 +48,7 @@ STAGES: dict[TaskName, Callable[[], Coroutine[Any, Any, object]]] = {
 }
 
 
-def add_stage(name: TaskName, stage: Callable[[], Coroutine[Any, Any, object]]) -> None:
+def add_stage(name: TaskName, stage: Callable[[], Coroutine[object, object, object]]) -> None:
     def run_stage() -> None:
         with measure_stage(name):
             context.run(stage())

@@ -13,7 +13,7 @@ MANIFEST = "manifest.json"
 FileEntry = dict[str, Any]  # the sha256 and the size in bytes of a file
 
 
-def write_manifest(directory: Path, lineage: Mapping[str, Any]) -> str:
+def write_manifest(directory: Path, lineage: Mapping[str, object]) -> str:
     """Write the manifest of all files in `directory`, with the lineage, and return the manifest's own sha256."""
     files = {name: file_entry(directory / name) for name in _file_names(directory)}
     manifest = {"files": files, "lineage": lineage}

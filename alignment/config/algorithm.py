@@ -17,7 +17,7 @@ POLICY_LOSS_ENTRY_POINTS = "attune.policy_losses"
 
 # Defaults that the papers of these losses need: Zheng et al., 2025 (GSPO: the ratio of a sequence is near 1) and Gao et
 # al., 2025 (SAPO). Both average over the tokens of a reply, then over replies.
-LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
+LOSS_DEFAULTS: dict[str, dict[str, object]] = {
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "seq-mean-token-mean"},
     "sapo": {"aggregation": "seq-mean-token-mean"},
 }
@@ -91,7 +91,7 @@ class PolicyGradientConfig(UpdateConfig):
         min_length=1,
         description="a built-in policy loss, an entry point of the group `attune.policy_losses`, or `module:function`",
     )
-    loss_params: dict[str, Any] = Field(default={}, description="parameters of a loss of another package")
+    loss_params: dict[str, object] = Field(default={}, description="parameters of a loss of another package")
     clip_low: float = Field(default=0.2, gt=0, description="ratios are clipped to 1 - clip_low …")
     clip_high: float = Field(default=0.2, gt=0, description="… and 1 + clip_high")
     clip_c: float | None = Field(
@@ -125,7 +125,7 @@ class PolicyGradientConfig(UpdateConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _apply_loss_defaults(cls, data: Any) -> Any:
+    def _apply_loss_defaults(cls, data: object) -> object:
         return LOSS_DEFAULTS.get(str(data.get("loss")), {}) | data if isinstance(data, dict) else data
 
     @model_validator(mode="after")

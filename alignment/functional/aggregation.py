@@ -1,6 +1,6 @@
 """Argument checks, masked means, whitening, and aggregation: one number from a loss per token."""
 
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def check_same_shape(**tensors: Tensor) -> None:
         raise ValueError(f"shapes do not match: {shapes}")
 
 
-def check_literal(label: str, name: str, literal: Any) -> None:
+def check_literal(label: str, name: str, literal: object) -> None:
     """Raise ValueError, with the allowed values, unless `name` is one of the values of the Literal type `literal`."""
     if name not in get_args(literal):
         raise ValueError(f"unknown {label} {name!r}: one of {', '.join(get_args(literal))}")

@@ -7,7 +7,7 @@ A loss of another package is a function with the decorator `register_policy_loss
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
 from torch import Tensor
@@ -63,7 +63,7 @@ class RegisteredLoss:
     needs_entropy: bool
 
     def bind(
-        self, settings: Mapping[str, Any], loss_params: Mapping[str, Any] = MappingProxyType({})
+        self, settings: Mapping[str, object], loss_params: Mapping[str, object] = MappingProxyType({})
     ) -> Callable[[TokenLossInputs], TokenLoss]:
         """Return the loss with its parameters: those of `loss_params`, and those that all policy gradients have.
 
@@ -145,5 +145,5 @@ def weighted_token_loss(
     return replace(result, loss_BT=result.loss_BT * apply_mask(weights_BT.detach(), mask_BT))
 
 
-def _origin(function: Callable[..., Any]) -> tuple[str, str]:
+def _origin(function: Callable[..., object]) -> tuple[str, str]:
     return function.__module__, function.__qualname__

@@ -7,7 +7,6 @@ a config.json only: the model is built on the meta device, without weights.
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -116,7 +115,7 @@ def require_supported_layout(model: PreTrainedModel) -> tuple[nn.ModuleList, nn.
     return layers, head
 
 
-def attention_windows(config: Any, num_layers: int) -> tuple[int | None, ...]:
+def attention_windows(config: object, num_layers: int) -> tuple[int | None, ...]:
     """Return how many tokens the attention of each layer reaches back, the token itself included; None: all of them.
 
     `config` is a text model's configuration of transformers.
@@ -144,7 +143,7 @@ def _untied_copy(model: PreTrainedModel, is_tied: bool) -> int:
     return int(head.numel()) if is_tied and embeddings is not head else 0
 
 
-def _first(config: Any, *names: str) -> int | None:
+def _first(config: object, *names: str) -> int | None:
     for name in names:
         value: int | None = getattr(config, name, None)
         if value is not None:

@@ -33,7 +33,7 @@ class MetricGate(Frozen):
             raise ValueError("set at_least, at_most, or both")
         return self
 
-    def rejection_reason(self, metrics: Mapping[str, Any]) -> str | None:
+    def rejection_reason(self, metrics: Mapping[str, object]) -> str | None:
         value = metrics.get(self.metric)
         if not isinstance(value, int | float) or value != value:
             return f"{self.metric} was not measured"

@@ -89,8 +89,8 @@ def build_comparison_prompt(
 
 
 def _build_prompt(
-    messages: Sequence[Mapping[str, Any]],
-    judged: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, object]],
+    judged: Sequence[Mapping[str, object]],
     max_chars: int,
     instructions: str,
     answer_format: str,
@@ -103,7 +103,7 @@ def _build_prompt(
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
 
 
-def is_judge_prompt(messages: Sequence[Mapping[str, Any]]) -> bool:
+def is_judge_prompt(messages: Sequence[Mapping[str, object]]) -> bool:
     """Return whether these messages are a judge prompt. Attune may serve its own judge; such turns are not judged."""
     return bool(messages) and messages[0].get("content") == SYSTEM
 
@@ -141,7 +141,7 @@ def shorten(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:half]} […] {text[-half:]}"
 
 
-def parse_answer(text: str, answer_format: AnswerFormat) -> tuple[Any, str] | None:
+def parse_answer(text: str, answer_format: AnswerFormat) -> tuple[object, str] | None:
     """Return the value and the reason of the last JSON object in the text that has the format. None if there is none.
 
     Example: parse_answer('Well… {"reason": "polite", "grade": 4}', GRADE_FORMAT) -> (4, "polite")

@@ -73,7 +73,7 @@ def export(
     return export_directory(directory, lambda folder: write(folder, content, spec, base_model), lineage)
 
 
-def export_directory(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, Any]) -> Export:
+def export_directory(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, object]) -> Export:
     """Create `directory` atomically with whatever `write` puts into the folder that it is given.
 
     Rank 0 writes; all ranks must call it and get the hash of the manifest. Raises FileExistsError if the directory
@@ -83,7 +83,7 @@ def export_directory(directory: Path, write: Callable[[Path], None], lineage: Ma
     return Export(directory, parallel.broadcast_text(sha256))
 
 
-def _write_and_rename(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, Any]) -> str:
+def _write_and_rename(directory: Path, write: Callable[[Path], None], lineage: Mapping[str, object]) -> str:
     """Write to a temporary directory with a manifest, rename it into place, and return the hash of the manifest."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))

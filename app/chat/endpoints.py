@@ -23,7 +23,7 @@ from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
 from app.projects.episode_keys import takes_episode_keys
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
-RESPONSES: dict[int | str, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, object]] = {
     200: {"content": EVENT_STREAM, "description": "a completion, or a stream of chunks"}
 }
 CompletionId = Annotated[str, Path(min_length=1, max_length=255), AfterValidator(to_completion_id)]
@@ -152,7 +152,7 @@ async def list_completions(
     after: After = None,
     limit: Limit = 20,
     order: Order = "asc",
-) -> Any:
+) -> object:
     """List completions. Filter by metadata with `metadata[key]=value`, as OpenAI's clients do; all pairs must match."""
     metadata = parse_metadata_filter(request.query_params)
     newest_first = order == "desc"
@@ -177,7 +177,7 @@ async def update_completion(
     caller: ChatCaller,
     db: DatabaseDep,
     body: Annotated[MetadataUpdate, json_body(MetadataUpdate)],
-) -> Any:
+) -> object:
     """Replace the metadata of a completion."""
     pairs = add_trace_id(body.metadata) if settings_of(request).langfuse.intake else body.metadata
     rows = await db.retry_on_deadlock(
@@ -194,7 +194,7 @@ async def list_messages(
     after: After = None,
     limit: Limit = 20,
     order: Order = "asc",
-) -> Any:
+) -> object:
     """List the messages of the request."""
     async with db.read() as session:
         [first, *_], _, _ = await repository.get_completion(session, caller.project_id, completion_id)

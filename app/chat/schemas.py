@@ -15,7 +15,7 @@ from app.core.http import StrictModel, parse_body
 
 FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 # Unsupported parameters, with the values that have no effect and are therefore accepted.
-UNSUPPORTED_UNLESS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_UNLESS: dict[str, tuple[object, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none"),
     "modalities": (None, ["text"]),
@@ -44,7 +44,7 @@ MAX_STOP_CHARS = 256  # the engine compares each new token with each stop string
 MAX_SCHEMA_BYTES = 32 * 1024  # the engine compiles a schema to a grammar
 
 
-def check_schema_size(schema: dict[str, Any]) -> dict[str, Any]:
+def check_schema_size(schema: dict[str, object]) -> dict[str, object]:
     if (size := len(orjson.dumps(schema))) > MAX_SCHEMA_BYTES:
         limit = f"a JSON schema may have at most {MAX_SCHEMA_BYTES} bytes, and this one has {size}"
         raise ValueError(f"{limit}: shorten its descriptions or divide it")
@@ -54,7 +54,7 @@ def check_schema_size(schema: dict[str, Any]) -> dict[str, Any]:
 Schema = Annotated[dict[str, Any], AfterValidator(check_schema_size)]
 
 
-def to_schema(value: Any) -> Any:
+def to_schema(value: object) -> object:
     """Return the schema of a function without parameters for null, which clients send for it."""
     return {} if value is None else value
 
@@ -82,14 +82,14 @@ class RefusalPart(HintedModel):
         return self.refusal
 
 
-def to_arguments(value: Any) -> Any:
+def to_arguments(value: object) -> object:
     """Return the arguments of a past call as text: clients also send back null, or the object that they parsed."""
     if value is None:
         return ""
     return orjson.dumps(value).decode() if isinstance(value, dict | list) else value
 
 
-Arguments = Annotated[str, BeforeValidator(to_arguments, json_schema_input_type=str | dict[str, Any] | None)]
+Arguments = Annotated[str, BeforeValidator(to_arguments, json_schema_input_type=str | dict[str, object] | None)]
 
 
 class FunctionCall(BaseModel):
@@ -340,7 +340,7 @@ def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
     return parse_body(ChatRequest, {name: value for name, value in body.items() if name not in ignored})
 
 
-def _reject_unsupported_types(body: dict[str, Any]) -> None:
+def _reject_unsupported_types(body: dict[str, object]) -> None:
     """Raise UnsupportedParameter for types that OpenAI knows and this service does not, instead of a type error."""
     tools = body.get("tools")
     for tool in tools if isinstance(tools, list) else ():

@@ -4,7 +4,7 @@ A client that serves several models often writes one history for all of them: An
 Google's thoughts, LiteLLM's and Vercel's own fields, ids that LangChain gives to parts.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import model_validator
 
@@ -41,7 +41,7 @@ class HintedModel(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def remove_hints(cls, value: Any) -> Any:
+    def remove_hints(cls, value: object) -> object:
         if not isinstance(value, dict) or cls.ignored_hints.isdisjoint(value):
             return value
         return {name: each for name, each in value.items() if name not in cls.ignored_hints}

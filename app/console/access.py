@@ -6,7 +6,7 @@ Each POST needs the session's own token in the form, and must come from the cons
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
@@ -130,7 +130,7 @@ async def read_form(request: Request) -> dict[str, str]:
     return form
 
 
-def form_body(model: type[M]) -> Any:
+def form_body(model: type[M]) -> object:
     """Return a dependency that gives the form as a `model`. Fields that were left empty are left out."""
 
     async def parse(request: Request, visit: Annotated[Visit, Depends(visit)]) -> M:

@@ -83,7 +83,7 @@ def asset_url(name: str) -> str:
     return f"/console/static/{name}?v={digest}"
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     return orjson.dumps(value).decode()
 
 

@@ -147,14 +147,14 @@ class ErrorBody(BaseModel):
 
 
 # For OpenAPI: the error responses that every route may send.
-ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, object]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 409, 413, 415, 422, 429, 502, 503)
 }
 
 
 def _allowed_methods(request: Request) -> set[str]:
     """Return the methods of every route at this address; Starlette names those of the first one only."""
-    operations: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    operations: dict[str, dict[str, object]] = request.app.openapi()["paths"]
     address = request.url.path
     paths = [address] if address in operations else [p for p in operations if compile_path(p)[0].match(address)]
     return {method.upper() for path in paths for method in operations[path]}
@@ -177,7 +177,7 @@ def _unknown_route(request: Request) -> str:
 
 
 # Returns an error's body in another form than OpenAI's, from the error and the request's id.
-ErrorForm = Callable[[AttuneError, str], dict[str, Any]]
+ErrorForm = Callable[[AttuneError, str], dict[str, object]]
 
 
 def install_error_handlers(api: FastAPI, forms: Mapping[str, ErrorForm] | None = None) -> None:

@@ -235,7 +235,7 @@ async def stream_body(request: Request, limit: int, noun: str) -> AsyncIterator[
         yield chunk
 
 
-def parse_body(model: type[M], body: dict[str, Any]) -> M:
+def parse_body(model: type[M], body: dict[str, object]) -> M:
     """Validate `body` as `model`. Raises BadRequest, which names the first wrong field."""
     try:
         return model.model_validate(body)

@@ -104,8 +104,8 @@ class BrokerConnection(KombuConnection):  # type: ignore[misc]
     """
 
     def _ensure_connection(
-        self, errback: Any = None, max_retries: int | None = None, *args: Any, **options: Any
-    ) -> Any:
+        self, errback: object = None, max_retries: int | None = None, *args: object, **options: object
+    ) -> object:
         if not args:
             options = RETRY_INTERVALS | {name: value for name, value in options.items() if value is not None}
         return super()._ensure_connection(errback, max_retries, *args, **options)
@@ -122,7 +122,7 @@ class Channel(filesystem.Channel):  # type: ignore[misc]
     its worker fails.
     """
 
-    def _put(self, queue: str, payload: Any, **options: Any) -> None:
+    def _put(self, queue: str, payload: object, **options: object) -> None:
         folder = Path(self.data_folder_out)
         if sum(name.endswith(f".{queue}.msg") for name in os.listdir(folder)) >= MAX_QUEUED:
             return  # no worker reads this queue; one that starts looks at the database first

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import ColumnElement, Float, Select, String, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -40,20 +40,28 @@ class LeaseMixin:
     attempt: Mapped[int] = mapped_column(default=0)
     fence: Mapped[int] = mapped_column(default=0)
 
+    if TYPE_CHECKING:  # what a leased table has beside these columns
+        __tablename__: str
+        id: Mapped[str]
+        state: Mapped[str]
+
+
+LeasedT = TypeVar("LeasedT", bound=LeaseMixin)
+
 
 def lease_is_free(model: type[LeaseMixin]) -> ColumnElement[bool]:
     """Return the condition that no lease on the row is in force."""
     return or_(model.lease_until.is_(None), model.lease_until < now())
 
 
-def select_exhausted(model: type[Any], state: str, max_attempts: int) -> Select[Any]:
+def select_exhausted(model: type[LeasedT], state: str, max_attempts: int) -> Select[LeasedT]:
     """Return a query that locks the rows whose last attempt has ended without a result: they crash their workers."""
     query = select(model).where(model.state == state, model.attempt >= max_attempts, model.lease_until < now())
     return query.with_for_update(skip_locked=True)
 
 
 async def claim(
-    session: AsyncSession, model: type[Any], id: str, *, owner: str, seconds: float, states: tuple[str, ...]
+    session: AsyncSession, model: type[LeaseMixin], id: str, *, owner: str, seconds: float, states: tuple[str, ...]
 ) -> int | None:
     """Claim a row that is in one of `states` and has no lease in force. Returns the fencing token, or None."""
     result = await session.execute(
@@ -72,19 +80,21 @@ async def claim(
     return fence
 
 
-async def renew(session: AsyncSession, model: type[Any], id: str, *, fence: int, seconds: float) -> bool:
+async def renew(session: AsyncSession, model: type[LeaseMixin], id: str, *, fence: int, seconds: float) -> bool:
     """Extend the deadline. Returns False when another worker has claimed the row."""
     return await _update(session, model, id, fence, lease_until=now() + seconds, heartbeat_at=now())
 
 
-async def _update(session: AsyncSession, model: type[Any], id: str, fence: int, **values: Any) -> bool:
+async def _update(session: AsyncSession, model: type[LeaseMixin], id: str, fence: int, **values: object) -> bool:
     """Update the row, unless another worker has claimed it since. Returns whether it was updated."""
     result = await session.execute(update(model).where(model.id == id, model.fence == fence).values(**values))
     return bool(result.rowcount)  # type: ignore[attr-defined]
 
 
 @asynccontextmanager
-async def keep_renewed(db: Database, model: type[Any], id: str, *, fence: int, seconds: float) -> AsyncIterator[None]:
+async def keep_renewed(
+    db: Database, model: type[LeaseMixin], id: str, *, fence: int, seconds: float
+) -> AsyncIterator[None]:
     """Renew the lease in the background while the block runs.
 
     As soon as another worker has claimed the row, what the block awaits is cancelled and LeaseLost is raised: a result
@@ -117,11 +127,13 @@ async def keep_renewed(db: Database, model: type[Any], id: str, *, fence: int, s
         renewal.cancel()
 
 
-async def finish(session: AsyncSession, model: type[Any], id: str, *, fence: int, state: str, **values: Any) -> None:
+async def finish(
+    session: AsyncSession, model: type[LeaseMixin], id: str, *, fence: int, state: str, **values: object
+) -> None:
     """Write the result and release the row in one statement. Raises LeaseLost when the fencing token is old."""
     if not await _update(session, model, id, fence, state=state, lease_owner=None, lease_until=None, **values):
         raise _lease_lost(model, id, fence)
 
 
-def _lease_lost(model: type[Any], id: str, fence: int) -> LeaseLost:
+def _lease_lost(model: type[LeaseMixin], id: str, fence: int) -> LeaseLost:
     return LeaseLost(f"{model.__tablename__} {id} was claimed by another worker (fence {fence} is old)")

@@ -1,7 +1,7 @@
 """What a project may use: the deployment's limits for every project, and a project's own, which may only be lower."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
@@ -24,7 +24,7 @@ class ProjectLimits(BaseModel):
     policies: Limit = Field(None, description="policies; the engines hold the versions of all of them")
 
     @classmethod
-    def from_row(cls, stored: Mapping[str, Any] | None) -> "ProjectLimits":
+    def from_row(cls, stored: Mapping[str, object] | None) -> "ProjectLimits":
         """Return a project's own limits without those that a newer release has stored."""
         return cls.model_validate({name: value for name, value in (stored or {}).items() if name in cls.model_fields})
 

@@ -74,7 +74,7 @@ class JsonLogFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def log_config(log_format: LogFormat, role: str, level: str = "WARNING") -> dict[str, Any]:
+def log_config(log_format: LogFormat, role: str, level: str = "WARNING") -> dict[str, object]:
     """Return a configuration for `logging.config.dictConfig` that writes to the standard error.
 
     The loggers of uvicorn have no handlers of their own with it.

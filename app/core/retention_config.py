@@ -1,6 +1,6 @@
 """How long data is kept. Times are in days, and `versions` and `optimizer_states` are numbers of versions."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -8,7 +8,7 @@ MAX_DAYS = 36_500
 MAX_COUNT = 1_000_000
 
 
-def _zero_to_none(value: Any) -> Any:
+def _zero_to_none(value: object) -> object:
     return None if value == 0 and not isinstance(value, bool) else value
 
 

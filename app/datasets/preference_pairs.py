@@ -44,7 +44,7 @@ class RecordedReply:
     reply: Mapping[str, Any]
 
 
-async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, Any] | None]]:
+async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, object] | None]]:
     """Yield the pairs of each effective comparison, ranking and correction, in order of arrival.
 
     None stands for a pair that roles and text cannot represent (a tool call, an image).
@@ -124,7 +124,7 @@ def _pair_row(
     chosen: Messages | None,
     chosen_id: str | None,
     rejected: RecordedReply,
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     prompt, rejected_messages = plain_messages(prompt_turn.messages), reply_messages(rejected)
     if not prompt or chosen is None or rejected_messages is None or chosen == rejected_messages:
         return None
@@ -140,7 +140,7 @@ def _pair_row(
     }
 
 
-def parse_correction(value: Any) -> Messages | None:
+def parse_correction(value: object) -> Messages | None:
     """Return the better reply, which feedback sends as text or as an assistant's message."""
     return plain_messages([{"role": "assistant", "content": value} if isinstance(value, str) else value])
 
@@ -149,13 +149,13 @@ def reply_messages(turn: RecordedReply) -> Messages | None:
     return plain_messages([{"role": "assistant", **turn.reply}])
 
 
-def plain_messages(messages: Sequence[Any]) -> Messages | None:
+def plain_messages(messages: Sequence[object]) -> Messages | None:
     """Return messages of role and text, or None if one holds more. A developer message becomes a system message."""
     plain = [_plain_message(message) for message in messages]
     return None if any(message is None for message in plain) else [message for message in plain if message is not None]
 
 
-def _plain_message(message: Any) -> dict[str, str] | None:
+def _plain_message(message: object) -> dict[str, str] | None:
     if not isinstance(message, dict) or message.get("tool_calls") or message.get("function_call"):
         return None
     role, text = message.get("role", "assistant"), _content_text(message.get("content"))
@@ -164,7 +164,7 @@ def _plain_message(message: Any) -> dict[str, str] | None:
     return {"role": "system" if role == "developer" else role, "content": text}
 
 
-def _content_text(content: Any) -> str | None:
+def _content_text(content: object) -> str | None:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

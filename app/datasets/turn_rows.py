@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -79,7 +78,7 @@ class ExportFilter:
         return conditions
 
 
-async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, Any]]]:
+async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, object]]]:
     """Yield rows for every turn that matches the filter, oldest first. Each page is read in one short transaction."""
     last: tuple[float, str] | None = None
     while True:
@@ -151,7 +150,7 @@ async def read_feedback(
     return {id: [rows[seq] for seq in sorted(rows)] for id, rows in by_turn.items()}
 
 
-def _turn_row(turn: Turn, policy: str, number: int, feedback: Sequence[tuple[Feedback, bool]]) -> dict[str, Any]:
+def _turn_row(turn: Turn, policy: str, number: int, feedback: Sequence[tuple[Feedback, bool]]) -> dict[str, object]:
     metadata = turn.request_metadata.items()
     return {
         **_copy_fields(turn, TURNS_SCHEMA.names),
@@ -168,10 +167,10 @@ def _turn_row(turn: Turn, policy: str, number: int, feedback: Sequence[tuple[Fee
     }
 
 
-def _copy_fields(row: Turn | Feedback, names: Sequence[str]) -> dict[str, Any]:
+def _copy_fields(row: Turn | Feedback, names: Sequence[str]) -> dict[str, object]:
     """Return the row's attributes with these names, where it has them."""
     return {name: getattr(row, name) for name in names if hasattr(row, name)}
 
 
-def _to_json(value: Any) -> str | None:
+def _to_json(value: object) -> str | None:
     return None if value is None else orjson.dumps(value).decode()

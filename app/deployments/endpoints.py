@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from sqlalchemy import null
@@ -268,7 +268,7 @@ async def _view_shadow(
     )
 
 
-def _view_comparison(version: str, candidate: Arm, serving: str, stable: Arm, decision: Decision) -> dict[str, Any]:
+def _view_comparison(version: str, candidate: Arm, serving: str, stable: Arm, decision: Decision) -> dict[str, object]:
     """Return the fields that a CanaryView and a ShadowView share."""
     return {
         "version": version,

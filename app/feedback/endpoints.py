@@ -44,7 +44,7 @@ ConversationId = Annotated[str | None, Query(min_length=1, max_length=255)]
 
 @checks_scope("feedback")
 async def authenticate_submitter(
-    request: Request, db: DatabaseDep, _: Any = BEARER
+    request: Request, db: DatabaseDep, _: object = BEARER
 ) -> AsyncIterator[Caller | TokenClaims]:
     """Authenticate an API key or a browser token and apply its rate limits and the project's.
 

@@ -159,14 +159,14 @@ def delete_keys(feedback_ids: Iterable[str]) -> sa.Delete:
     return sa.delete(FeedbackKey).where(FeedbackKey.feedback_id.in_(list(feedback_ids)))
 
 
-def _identity(row: Row) -> tuple[Any, ...]:
+def _identity(row: Row) -> tuple[object, ...]:
     """Return what feedback must have in common for the later to replace the earlier; see `is_replaced`."""
     kind = "number" if row["kind"] in NUMERIC_KINDS else row["kind"]
     return row["target"], row["name"], row["source_kind"], row["source_id"], kind
 
 
 @lru_cache(maxsize=2)
-def _states_statement(arrays: bool) -> Select[Any]:
+def _states_statement(arrays: bool) -> Select[object]:
     key = (
         KEYS.c.project_id.label("key_project_id"),
         KEYS.c.key,

@@ -39,7 +39,7 @@ MAX_RANKED = 16
 ScaleNumber = Annotated[float, Field(strict=True, ge=-1e9, le=1e9)]
 
 
-def _target_tag(target: Any) -> str:
+def _target_tag(target: object) -> str:
     """Return the tag of a target's type."""
     if isinstance(target, dict):
         return next((key for key in ("conversation_id", "episode_id", "metadata") if key in target), "completion_id")
@@ -126,7 +126,7 @@ class TargetedFeedback(FeedbackCreate):
         return Choice.model_construct(completion_id=completion_id, choice_index=self.choice_index or 0)
 
 
-def _binary_tag(value: Any) -> str | None:
+def _binary_tag(value: object) -> str | None:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, str):
@@ -216,7 +216,7 @@ class Categorical(TargetedFeedback):
     value: Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
-def _ranked_item_tag(item: Any) -> str:
+def _ranked_item_tag(item: object) -> str:
     if isinstance(item, list):
         return "tie"
     return "choice" if isinstance(item, dict) else "id"

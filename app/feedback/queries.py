@@ -13,7 +13,7 @@ from app.feedback.repository import FEEDBACK
 from app.feedback.schemas import WITHDRAWAL, feedback_view
 from app.models import REQUESTED, Episode, Feedback, FeedbackRank, Turn
 
-Row = Mapping[Any, Any]
+Row = Mapping[str, Any]
 
 
 def select_all_feedback() -> Select[Any]:

@@ -81,7 +81,9 @@ def find_episodes(connection: Connection, pairs: AbstractSet[ProjectAndValue]) -
     return {(project, episode) for project, episode in rows} & pairs
 
 
-def find_by_keys(connection: Connection, keys: AbstractSet[ProjectAndValue]) -> dict[ProjectAndValue, dict[str, Any]]:
+def find_by_keys(
+    connection: Connection, keys: AbstractSet[ProjectAndValue]
+) -> dict[ProjectAndValue, dict[str, object]]:
     """Return feedback by (project, idempotency key), with the choice that it is about."""
     if not keys:
         return {}
@@ -121,7 +123,7 @@ def count_by_target(connection: Connection, targets: AbstractSet[ProjectAndValue
     return {(project, target): count for project, target, count in rows}
 
 
-def insert_feedback(connection: Connection, rows: list[dict[str, Any]]) -> dict[str, tuple[int, float]]:
+def insert_feedback(connection: Connection, rows: list[dict[str, object]]) -> dict[str, tuple[int, float]]:
     """Insert the rows; return seq and creation time by id. A row whose key exists already is skipped."""
     if has_arrays(connection):
         inserted = connection.execute(_insert_from_json(), {"rows": orjson.dumps(rows).decode()})
@@ -130,7 +132,7 @@ def insert_feedback(connection: Connection, rows: list[dict[str, Any]]) -> dict[
     return {id: (seq, created_at) for id, seq, created_at in inserted}
 
 
-def insert_ranks(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+def insert_ranks(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
     connection.execute(sa.insert(RANKS), rows)
 
 
@@ -143,7 +145,7 @@ def _split_pairs(pairs: AbstractSet[ProjectAndValue]) -> dict[str, list[str]]:
     return {"projects": sorted({project for project, _ in pairs}), "others": sorted({other for _, other in pairs})}
 
 
-def is_in(values: ColumnElement[Any], name: str, arrays: bool) -> ColumnElement[bool]:
+def is_in(values: ColumnElement[str], name: str, arrays: bool) -> ColumnElement[bool]:
     """Return `values IN name`. With arrays the statement does not depend on their number and is prepared once."""
     if arrays:
         return values == any_(bindparam(name, type_=ARRAY(values.type)))
@@ -151,14 +153,14 @@ def is_in(values: ColumnElement[Any], name: str, arrays: bool) -> ColumnElement[
 
 
 @lru_cache(maxsize=2)
-def _turns_statement(arrays: bool) -> Select[Any]:
+def _turns_statement(arrays: bool) -> Select[str, str, str, int, str | None]:
     columns = (TURNS.c.id, TURNS.c.project_id, TURNS.c.completion_id, TURNS.c.choice_index, TURNS.c.exclusion_reason)
     shown = (TURNS.c.deleted_at.is_(None), TURNS.c.origin.in_(REQUESTED))
     return select(*columns).where(is_in(TURNS.c.completion_id, "completions", arrays), *shown)
 
 
 @lru_cache(maxsize=2)
-def _conversations_statement(arrays: bool) -> Select[Any]:
+def _conversations_statement(arrays: bool) -> Select[str, str]:
     statement = select(TURNS.c.project_id, TURNS.c.conversation_id).where(
         is_in(TURNS.c.project_id, "projects", arrays),
         is_in(TURNS.c.conversation_id, "others", arrays),
@@ -168,7 +170,7 @@ def _conversations_statement(arrays: bool) -> Select[Any]:
 
 
 @lru_cache(maxsize=2)
-def _episodes_statement(arrays: bool) -> Select[Any]:
+def _episodes_statement(arrays: bool) -> Select[str, str]:
     statement = select(EPISODES.c.project_id, EPISODES.c.id)
     return statement.where(is_in(EPISODES.c.id, "others", arrays), is_in(EPISODES.c.project_id, "projects", arrays))
 
@@ -183,7 +185,7 @@ def _by_keys_statement(arrays: bool) -> Select[Any]:
 
 
 @lru_cache(maxsize=2)
-def _count_by_source_statement(arrays: bool) -> CompoundSelect[Any]:
+def _count_by_source_statement(arrays: bool) -> CompoundSelect[str, str, str, str, str, int]:
     """Two parts, because with OR the index of targets and sources would be read for all sources of a target."""
     key = (FEEDBACK.c.project_id, FEEDBACK.c.target, FEEDBACK.c.source_kind)
     token_id = func.coalesce(FEEDBACK.c.token_id, "")
@@ -203,14 +205,14 @@ def _count_by_source_statement(arrays: bool) -> CompoundSelect[Any]:
 
 
 @lru_cache(maxsize=2)
-def _count_by_target_statement(arrays: bool) -> Select[Any]:
+def _count_by_target_statement(arrays: bool) -> Select[str, str, int]:
     key = (FEEDBACK.c.project_id, FEEDBACK.c.target)
     is_about = (is_in(FEEDBACK.c.project_id, "projects", arrays), is_in(FEEDBACK.c.target, "others", arrays))
     return select(*key, func.count()).where(*is_about).group_by(*key)
 
 
 @lru_cache(maxsize=1)
-def _insert_from_json() -> ReturningInsert[Any]:
+def _insert_from_json() -> ReturningInsert[str, int, float]:
     """Return the insert of all rows from one JSON parameter.
 
     A list of VALUES has seventeen parameters for each row, and driver and server would parse a different statement for
@@ -229,7 +231,6 @@ def _insert_from_json() -> ReturningInsert[Any]:
     return _ignore_conflicts(postgresql.insert(FEEDBACK).from_select([item.name for item in columns], rows))
 
 
-def _ignore_conflicts(statement: Any) -> ReturningInsert[Any]:
+def _ignore_conflicts(statement: postgresql.Insert | sqlite.Insert) -> ReturningInsert[str, int, float]:
     statement = statement.on_conflict_do_nothing(index_elements=["project_id", "idempotency_key"])
-    returning: ReturningInsert[Any] = statement.returning(FEEDBACK.c.id, FEEDBACK.c.seq, FEEDBACK.c.created_at)
-    return returning
+    return statement.returning(FEEDBACK.c.id, FEEDBACK.c.seq, FEEDBACK.c.created_at)

@@ -31,7 +31,7 @@ class Source(StrictModel):
     id: SourceId | None = None
 
 
-def to_source(value: Any) -> Any:
+def to_source(value: object) -> object:
     """Return the source for the id of a person. Example: "user-7" -> {"id": "user-7"}."""
     return {"id": value} if isinstance(value, str) else value
 

@@ -107,7 +107,7 @@ async def submit_batch(
     return [_item_result(index, outcomes[index]) for index in range(len(bodies))]
 
 
-def _parse_item(caller: Caller, body: Any, header_key: str | None, index: int) -> Submission:
+def _parse_item(caller: Caller, body: object, header_key: str | None, index: int) -> Submission:
     """Return the submission of an item. Without an `id` its key is, for example, "nightly/7"."""
     if not isinstance(body, dict):
         raise BadRequest("An item must be a JSON object.", code="invalid_value")
@@ -117,7 +117,7 @@ def _parse_item(caller: Caller, body: Any, header_key: str | None, index: int) -
     return build_submission(caller.project_id, request, body, header_key=item_key)
 
 
-def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[str, Any]:
+def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[str, object]:
     if isinstance(outcome, AttuneError):
         return {"index": index, "status": outcome.status, **outcome.body()}
     return {"index": index, "status": 200 if outcome.is_replay else 201, "feedback": outcome.view}

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal, or_, select, union_all
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -89,13 +89,13 @@ async def count_votes(
     return [VoteCount(*key, count) for key, count in num_votes.items() if count]
 
 
-def _count_in_batches(*conditions: ColumnElement[bool]) -> Any:
+def _count_in_batches(*conditions: ColumnElement[bool]) -> Select[str, bool, int, int]:
     """Return a query of (policy id, whether they are of people, code, number) of votes in no total, but in a batch.
 
     Its parameters are `policy_ids` and those of the conditions. The batch alone decides the outcome, so the votes are
     counted by batch, without their replies.
     """
-    policy_ids: Any = bindparam("policy_ids", expanding=True)
+    policy_ids: ColumnElement[str] = bindparam("policy_ids", expanding=True)
     is_person = (Feedback.source_kind == SourceKind.HUMAN).label("is_person")
     is_vote = (IS_UNCOUNTED_FROM_BOUND, Feedback.batch_id.is_not(None))
     in_batch = select(Feedback.batch_id, is_person, func.count().label("num_votes"))
@@ -114,7 +114,7 @@ def _count_uncounted(broken_up: Collection[str]) -> Any:
     Its parameters are `project_id`, `policy_ids` and `first_seq`.
     """
     project_id: ColumnElement[str] = bindparam("project_id")
-    policy_ids: Any = bindparam("policy_ids", expanding=True)
+    policy_ids: ColumnElement[str] = bindparam("policy_ids", expanding=True)
     is_read = Feedback.seq >= bindparam("first_seq")
     is_unsettled: ColumnElement[bool] = Feedback.batch_id.is_(None)
     if broken_up:  # not in the statement otherwise: the planner would expect far too many votes

@@ -72,7 +72,7 @@ async def create_scores(
     request: Request,
     sender: Sender,
     body: Annotated[
-        Score | list[Any], json_body(ScoreRequest, parse=parse_scores, max_values=MAX_VALUES, takes_arrays=True)
+        Score | list[object], json_body(ScoreRequest, parse=parse_scores, max_values=MAX_VALUES, takes_arrays=True)
     ],
 ) -> Response:
     """Record a score as feedback, or an array of up to 1,000. A score with a known `id` replaces the one before."""
@@ -135,7 +135,7 @@ async def drop_traces(request: Request, sender: Sender) -> Response:
 
 
 @router.get("/projects")
-async def list_projects(sender: Sender, db: DatabaseDep) -> dict[str, Any]:
+async def list_projects(sender: Sender, db: DatabaseDep) -> dict[str, object]:
     """Return the project of the API key, by which clients check their keys and learn the project's id."""
     async with db.read() as session:
         name = await session.scalar(select(Project.name).where(Project.id == sender.project_id))
@@ -162,7 +162,7 @@ def _read_score(item: Any) -> Score | AttuneError:
         return error
 
 
-def _read_event(event: Any) -> Score | AttuneError:
+def _read_event(event: object) -> Score | AttuneError:
     try:
         if not isinstance(event, dict):
             raise BadRequest("An event must be a JSON object.", code="invalid_value")

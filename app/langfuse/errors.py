@@ -1,7 +1,5 @@
 """Errors in Langfuse's form: {"message", "error"}."""
 
-from typing import Any
-
 from pydantic import BaseModel
 
 from app.core.errors import ERROR_RESPONSES, AttuneError
@@ -12,9 +10,9 @@ class LangfuseError(BaseModel):
     error: str
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {status: {"model": LangfuseError} for status in ERROR_RESPONSES}
+RESPONSES: dict[int | str, dict[str, object]] = {status: {"model": LangfuseError} for status in ERROR_RESPONSES}
 
 
-def error_body(error: AttuneError, request_id: str) -> dict[str, Any]:
+def error_body(error: AttuneError, request_id: str) -> dict[str, object]:
     """Return the body of an error response."""
     return {"message": error.message, "error": error.code or error.type}

@@ -46,7 +46,7 @@ class Score(BaseModel):
         return next((value for key in keys if isinstance(value := values.get(key), str) and value), None)
 
 
-class ScoreRequest(RootModel[Score | Annotated[list[Any], Field(min_length=1, max_length=MAX_BATCH)]]):
+class ScoreRequest(RootModel[Score | Annotated[list[object], Field(min_length=1, max_length=MAX_BATCH)]]):
     """A score, or an array of scores, each of which is validated on its own."""
 
 
@@ -99,7 +99,7 @@ class IngestionResults(BaseModel):
     errors: list[EventResult]
 
 
-def parse_scores(body: Any) -> Score | list[Any]:
+def parse_scores(body: object) -> Score | list[object]:
     """Return the score, or the items of an array. Raises BadRequest."""
     if isinstance(body, dict):
         return parse_body(Score, body)

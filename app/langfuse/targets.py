@@ -1,7 +1,6 @@
 """Find what scores are about: a reply by its id, its message or its trace; a conversation by its session."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from app.chat.trace_ids import MESSAGE_KEY, TRACE_KEY
 from app.core.database import Database
@@ -16,7 +15,7 @@ COMPLETION_KEYS = ("completion_id", "completionId", "completion-id", "request_id
 MESSAGE_KEYS = ("messageId", "message_id", MESSAGE_KEY)
 MAX_METADATA_VALUE = 512  # of the pairs that replies are found by
 
-Target = dict[str, Any]  # as a body of feedback names it
+Target = dict[str, object]  # as a body of feedback names it
 
 
 async def find_targets(db: Database, project_id: str, scores: Sequence[Score]) -> list[Target | Reason]:

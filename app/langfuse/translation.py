@@ -46,7 +46,7 @@ def to_feedback(score: Score, score_id: str, settings: LangfuseSettings) -> dict
     return body
 
 
-def _value_of(score: Score, settings: LangfuseSettings) -> tuple[str, Any]:
+def _value_of(score: Score, settings: LangfuseSettings) -> tuple[str, object]:
     """Return the kind and the value of the feedback.
 
     A number is a vote only where it is known to be one: a thumb of people, or a score whose range is set. 1 may be the
@@ -78,7 +78,7 @@ def _infer_type(value: bool | float | str) -> str:
     return "BOOLEAN" if isinstance(value, bool) else "NUMERIC"
 
 
-def _scalars(metadata: Any) -> dict[str, str]:
+def _scalars(metadata: object) -> dict[str, str]:
     """Return the texts, numbers and truth values in a score's metadata, as far as feedback has room for them."""
     values = metadata if isinstance(metadata, dict) else {}
     texts = {

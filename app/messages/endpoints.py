@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
@@ -23,7 +23,7 @@ from app.projects.auth import Caller, ChatCaller, GeneratingCaller
 from app.projects.episode_keys import takes_episode_keys
 
 router = APIRouter(prefix="/v1/messages", tags=["chat"], responses=ERROR_RESPONSES)
-RESPONSES: dict[int | str, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, object]] = {
     200: {
         "description": "a message, or a stream of events",
         "content": {"application/json": {"schema": {"type": "object"}}} | EVENT_STREAM,

@@ -1,6 +1,6 @@
 """Errors in Anthropic's form: {"type": "error", "error": {"type", "message"}, "request_id"}."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -31,14 +31,14 @@ class MessagesErrorBody(BaseModel):
     request_id: str
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {status: {"model": MessagesErrorBody} for status in ERROR_RESPONSES}
+RESPONSES: dict[int | str, dict[str, object]] = {status: {"model": MessagesErrorBody} for status in ERROR_RESPONSES}
 
 
 def error_type(status: int) -> str:
     return TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
-def error_body(error: AttuneError, request_id: str) -> dict[str, Any]:
+def error_body(error: AttuneError, request_id: str) -> dict[str, object]:
     """Return the body of an error response, which is also the event of a stream that fails."""
     is_too_long = error.code == "context_length_exceeded"
     message = f"{TOO_LONG}: {error.message}" if is_too_long else error.message

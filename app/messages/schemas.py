@@ -68,7 +68,7 @@ class ToolUseBlock(BaseModel):
     input: dict[str, Any] = Field(default_factory=dict)
 
 
-def to_blocks(value: Any) -> Any:
+def to_blocks(value: object) -> object:
     """Return the content as blocks: a string is one text."""
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
@@ -184,20 +184,20 @@ class CountRequest(HintedModel):
     output_format: OutputFormat | None = Field(None, description="an older name of output_config.format")
 
     container: None = None
-    mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
+    mcp_servers: Annotated[list[object], Field(max_length=0)] | None = None
     # Accepted and ignored.
     thinking: dict[str, Any] | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: dict[str, object] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
     speed: str | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
-    diagnostics: dict[str, Any] | None = None
+    diagnostics: dict[str, object] | None = None
     betas: list[str] | None = None
 
     @property
-    def response_schema(self) -> dict[str, Any] | None:
+    def response_schema(self) -> dict[str, object] | None:
         format = (self.output_config and self.output_config.format) or self.output_format
         return format.schema_ if format else None
 
@@ -223,13 +223,13 @@ class MessagesRequest(CountRequest):
         return value
 
 
-def parse_count_request(body: dict[str, Any]) -> CountRequest:
+def parse_count_request(body: dict[str, object]) -> CountRequest:
     """Return a request for the tokens of a prompt; parameters of a whole request are ignored. Raises BadRequest."""
     only_generating = MessagesRequest.model_fields.keys() - CountRequest.model_fields.keys()
     return _parse(CountRequest, {name: value for name, value in body.items() if name not in only_generating})
 
 
-def parse_messages_request(body: dict[str, Any]) -> MessagesRequest:
+def parse_messages_request(body: dict[str, object]) -> MessagesRequest:
     """Return the request. Raises BadRequest, or UnsupportedParameter that says what to do instead."""
     request = _parse(MessagesRequest, body)
     if isinstance(request.messages[-1], AssistantMessage):
@@ -238,7 +238,7 @@ def parse_messages_request(body: dict[str, Any]) -> MessagesRequest:
     return request
 
 
-def _parse(model: type[M], body: dict[str, Any]) -> M:
+def _parse(model: type[M], body: dict[str, object]) -> M:
     for name, instead in UNSUPPORTED_PARAMETERS.items():
         if body.get(name) not in (None, []):
             raise UnsupportedParameter(f"{name}: it is not supported: {instead}.", param=name)
@@ -252,7 +252,7 @@ def _parse(model: type[M], body: dict[str, Any]) -> M:
     return request
 
 
-def _refuse_unsupported_blocks(holder: Any, place: str) -> None:
+def _refuse_unsupported_blocks(holder: object, place: str) -> None:
     """Raise UnsupportedParameter for a block that Anthropic knows and this service does not."""
     blocks = holder.get("content") if isinstance(holder, dict) else None
     for index, block in enumerate(blocks if isinstance(blocks, list) else ()):

@@ -34,7 +34,7 @@ SCHEMA_NAME = "output"
 ChatMessage = dict[str, Any]
 
 
-def to_chat_body(request: CountRequest, *, takes_late_system: bool = True) -> dict[str, Any]:
+def to_chat_body(request: CountRequest, *, takes_late_system: bool = True) -> dict[str, object]:
     """Return the body of the equivalent chat request.
 
     `takes_late_system`: the model's chat template takes a system message behind other messages. Raises
@@ -57,7 +57,7 @@ def to_chat_body(request: CountRequest, *, takes_late_system: bool = True) -> di
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _to_chat_params(request: MessagesRequest) -> dict[str, Any]:
+def _to_chat_params(request: MessagesRequest) -> dict[str, object]:
     """Return the parameters that change the reply and not its prompt."""
     metadata = {name: value for name, value in (request.metadata or {}).items() if value is not None}
     params: dict[str, Any] = {
@@ -78,14 +78,14 @@ def to_end_user(user_id: str | None) -> str | None:
     return hashlib.sha256(user_id.encode()).hexdigest()
 
 
-def _to_chat_tool(tool: Tool) -> dict[str, Any]:
+def _to_chat_tool(tool: Tool) -> dict[str, object]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     optional = {"description": tool.description, "strict": tool.strict}
     function |= {name: value for name, value in optional.items() if value is not None}
     return {"type": "function", "function": function}
 
 
-def _to_chat_choice(request: CountRequest, *, has_tools: bool) -> Any:
+def _to_chat_choice(request: CountRequest, *, has_tools: bool) -> object:
     choice = request.tool_choice
     if choice is None:
         return None

@@ -178,7 +178,7 @@ class AuditChain(Base):
     start_hash: Mapped[str] = mapped_column(String(64), default="", server_default="", doc="the hash of that entry")
 
 
-def _hash_json(*values: Any) -> str:
+def _hash_json(*values: object) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -190,7 +190,7 @@ def record_audit(
     reason: str | None = None,
     *,
     project_id: str,
-    **details: Any,
+    **details: object,
 ) -> None:
     """Add an audit entry to the caller's transaction."""
     session.add(

@@ -32,7 +32,9 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar[Mapping[Any, Any]] = {
         float: Float,
         str: Text,
-        **dict.fromkeys((list[str], list[dict[str, Any]], dict[str, Any]), Json),
+        **dict.fromkeys(
+            (list[str], list[dict[str, Any]], dict[str, Any], dict[str, object], dict[str, str], dict[str, float]), Json
+        ),
     }
 
 

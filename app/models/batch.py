@@ -1,7 +1,6 @@
 """Sample and Batch: turns with their rewards, and the frozen sets of them that updates are trained on."""
 
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import ForeignKey, Index, String, false, true
 from sqlalchemy.orm import Mapped, mapped_column
@@ -170,7 +169,7 @@ class Batch(Entity, LeaseMixin, Base):
     num_raters: Mapped[int | None] = mapped_column(doc="distinct raters of its samples; null when not counted")
     claimed_at: Mapped[float | None] = mapped_column(doc="when a trainer last claimed it")
     version_id: Mapped[str | None] = mapped_column(String(48), doc="the version that the update created")
-    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     settled_at: Mapped[float | None]
 
     __table_args__ = (Index("ix_batches_policy_id_created_at", "policy_id", "created_at"),)

@@ -1,7 +1,6 @@
 """Episode: one attempt of an agent at one task, with all its turns, its limits and its outcome."""
 
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import ForeignKey, Index, String, false, text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -57,7 +56,7 @@ class Episode(Entity, Base):
     key_id: Mapped[str] = mapped_column(String(48), doc="the API key that created it, for which its own key acts")
     key_sha256: Mapped[str] = mapped_column(String(64), unique=True, doc="of the episode's own key")
     task: Mapped[str | None] = mapped_column(String(255), doc="the caller's name of the task")
-    request_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="the caller's metadata")
+    request_metadata: Mapped[dict[str, str]] = mapped_column(default=dict, doc="the caller's metadata")
     group_id: Mapped[str | None] = mapped_column(String(255), doc="the caller's name of attempts at the same task")
     group_size: Mapped[int | None] = mapped_column(doc="how many episodes the group is planned to have")
     trace_id: Mapped[str | None] = mapped_column(String(32), doc="of W3C's Trace Context: its chats are found by it")

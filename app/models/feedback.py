@@ -44,7 +44,7 @@ class Feedback(Created, Base):
     comment: Mapped[str | None]
     source_kind: Mapped[str] = mapped_column(String(16))
     source_id: Mapped[str | None] = mapped_column(String(255))
-    request_metadata: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="the caller's metadata")
+    request_metadata: Mapped[dict[str, object]] = mapped_column(default=dict, doc="the caller's metadata")
     idempotency_key: Mapped[str] = mapped_column(String(255))
     fingerprint: Mapped[str] = mapped_column(String(64), doc="SHA-256 of the request body with this key")
     token_id: Mapped[str | None] = mapped_column(String(48), doc="the browser token that it was submitted with")

@@ -118,8 +118,8 @@ class Version(Entity, LeaseMixin, Base):
     )
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
     probe: Mapped[dict[str, Any] | None] = mapped_column(doc="token ids and their log-probs from the trainer")
-    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    timings: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="seconds by phase, from trained to served")
+    metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
+    timings: Mapped[dict[str, float]] = mapped_column(default=dict, doc="seconds by phase, from trained to served")
     shadow_since: Mapped[float | None]
     live_at: Mapped[float | None]
     pruned_at: Mapped[float | None] = mapped_column(doc="since when its files are deleted, and it cannot be deployed")

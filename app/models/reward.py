@@ -88,7 +88,7 @@ class RewardModel(Entity, LeaseMixin, Base):
     serve_when_fitted: Mapped[bool] = mapped_column(default=True, doc="it serves once fitted, if it is good enough")
     path: Mapped[str | None]
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
-    metrics: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="on feedback that was held out")
+    metrics: Mapped[dict[str, float]] = mapped_column(default=dict, doc="on feedback that was held out")
     num_pairs: Mapped[int | None]
     num_thumbs: Mapped[int | None]
     num_raters: Mapped[int | None]

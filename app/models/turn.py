@@ -81,7 +81,7 @@ class Turn(Entity, Base):
     key_id: Mapped[str | None] = mapped_column(String(48), doc="the API key of the request")
     end_user: Mapped[str | None] = mapped_column(String(512), doc="`safety_identifier` or `user` of the request")
     request_sha256: Mapped[str | None] = mapped_column(String(64), doc="of the body, to recognize a retry")
-    request_metadata: Mapped[dict[str, Any]] = mapped_column(
+    request_metadata: Mapped[dict[str, str]] = mapped_column(
         default=dict, server_default=text("'{}'"), doc="the caller's metadata"
     )
     engine: Mapped[str] = mapped_column(String(63))

@@ -114,7 +114,7 @@ async def _count_samples(session: AsyncSession, policy_ids: Sequence[str]) -> di
     return dict(waiting) | {state: count for state, count in newest.items() if state not in WAITING_STATES}
 
 
-async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[str, Any]]:
+async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[str, object]]:
     """Return all engines, each with those of the caller's versions that it has loaded, or could not load, and why."""
     engines = list(await session.scalars(select(Engine).order_by(Engine.name)))
     named = {name for engine in engines for name in (*engine.loaded, engine.weights, *load_errors.read(engine))}
@@ -142,7 +142,7 @@ async def livez() -> dict[str, str]:
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", tags=["health"])
-async def readyz(request: Request, db: DatabaseDep) -> dict[str, Any]:
+async def readyz(request: Request, db: DatabaseDep) -> dict[str, object]:
     if is_draining(request.scope):
         raise Unavailable("This process is stopping.")
     settings = settings_of(request)

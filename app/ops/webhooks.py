@@ -46,7 +46,7 @@ def check_url(url: str, private_hosts: Collection[str]) -> None:
 
 
 async def create_endpoint(
-    session: AsyncSession, project_id: str, *, actor: str, cipher: SecretCipher, **values: Any
+    session: AsyncSession, project_id: str, *, actor: str, cipher: SecretCipher, **values: object
 ) -> tuple[WebhookEndpoint, str]:
     """Create an endpoint, which receives the events from now on; return it with its secret.
 

@@ -48,7 +48,7 @@ async def create(
 
 
 async def change_settings(
-    session: AsyncSession, policy: Policy, patch: Mapping[str, Any], by: Attribution, settings: Settings
+    session: AsyncSession, policy: Policy, patch: Mapping[str, object], by: Attribution, settings: Settings
 ) -> None:
     """Change the policy's own settings value by value; they hold for its next batch, update and release.
 

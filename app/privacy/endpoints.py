@@ -1,6 +1,6 @@
 """/v1/subjects/{id}: what is stored of a data subject, its export, and its erasure."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Request
@@ -21,7 +21,7 @@ from app.projects.auth import AdminCaller, LongRunningDatabaseDep
 router = APIRouter(prefix="/v1/subjects", tags=["subjects"], responses=ERROR_RESPONSES)
 SubjectId = Annotated[str, Path(min_length=1, max_length=512, description='an end user, or a source: "HUMAN/user-7"')]
 NDJSON = "application/x-ndjson"
-NDJSON_RESPONSE: dict[int | str, dict[str, Any]] = {
+NDJSON_RESPONSE: dict[int | str, dict[str, object]] = {
     200: {"description": "One JSON object per line", "content": {NDJSON: {"schema": {"type": "string"}}}}
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, literal, null, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased, load_only
+from sqlalchemy.orm.util import AliasedClass
 
 from app.chat import repository as chats
 from app.core.database import Database, now
@@ -27,6 +28,7 @@ from app.models import (
     Audit,
     AuditAction,
     AuditChain,
+    Base,
     Batch,
     BatchState,
     Dataset,
@@ -80,7 +82,7 @@ def _created_before(column: InstrumentedAttribute[float], days: float) -> Column
     return column < now() - days * SECONDS_PER_DAY
 
 
-def _has_row(table: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+def _has_row(table: type[Base] | AliasedClass[Base], *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return the condition that a row exists, as a subquery that is evaluated for each row of the query around it.
 
     OFFSET 0 keeps PostgreSQL from joining whole tables instead: few rows are asked about, each by an index.
@@ -88,7 +90,7 @@ def _has_row(table: Any, *conditions: ColumnElement[bool]) -> ColumnElement[bool
     return select(literal(1)).select_from(table).where(*conditions).offset(0).exists()
 
 
-def _is_in_use(turn: Any) -> ColumnElement[bool]:
+def _is_in_use(turn: type[Turn]) -> ColumnElement[bool]:
     """Return the condition that something waits for this turn.
 
     It or feedback on it is not processed, its sample waits or is in an open batch, a judgement is open, or a reward
@@ -132,11 +134,11 @@ def _is_unused() -> ColumnElement[bool]:
     )
 
 
-def _is_expired(turn: Any, project_id: str, days: float) -> ColumnElement[bool]:
+def _is_expired(turn: type[Turn], project_id: str, days: float) -> ColumnElement[bool]:
     return and_(turn.project_id == project_id, turn.deleted_at.is_(None), _created_before(turn.created_at, days))
 
 
-def select_ends(project_id: str, days: float) -> Select[Any]:
+def select_ends(project_id: str, days: float) -> Select[str]:
     """Return a query for the ids of the expired turns that no turn with content quotes, the oldest first.
 
     Each of them can be removed, so a step always makes progress, however many turns are in use.
@@ -147,7 +149,7 @@ def select_ends(project_id: str, days: float) -> Select[Any]:
     return select(Turn.id).where(*conditions).order_by(Turn.created_at, Turn.id)
 
 
-def select_turns(project_id: str, days: float) -> Select[Any]:
+def select_turns(project_id: str, days: float) -> Select[str]:
     """Return a query for the ids of all turns that can be removed. It reads every expired turn: too slow for a step."""
     later, history = aliased(Turn), aliased(Turn)
     is_expired = _is_expired(Turn, project_id, days)
@@ -161,7 +163,7 @@ def select_turns(project_id: str, days: float) -> Select[Any]:
     return select(Turn.id).where(is_expired, ~exists().where(remaining.c.id == Turn.id))
 
 
-def select_feedback(project_id: str, days: float) -> Select[Any]:
+def select_feedback(project_id: str, days: float) -> Select[int]:
     """Return a query for the numbers of the expired feedback, the oldest first.
 
     Feedback on a turn, a conversation or an episode that is kept, or that an open batch learns from, is kept.
@@ -188,7 +190,7 @@ def select_feedback(project_id: str, days: float) -> Select[Any]:
     return query.where(*(~use for use in uses)).order_by(Feedback.created_at, Feedback.seq)
 
 
-def select_datasets(project_id: str, days: float) -> Select[Any]:
+def select_datasets(project_id: str, days: float) -> Select[str]:
     """Return a query for the ids of the expired datasets that no rollout plan still reads."""
     is_read = exists().where(
         RolloutPlan.dataset_id == Dataset.id, RolloutPlan.state.in_((PlanState.RUNNING, PlanState.PAUSED))
@@ -198,7 +200,7 @@ def select_datasets(project_id: str, days: float) -> Select[Any]:
     return select(Dataset.id).where(*conditions, ~is_read).order_by(Dataset.created_at, Dataset.id)
 
 
-def select_audit(project_id: str, days: float) -> Select[Any]:
+def select_audit(project_id: str, days: float) -> Select[int | None]:
     """Return a query for the places in the chain of the expired entries: a part from its beginning on, without gaps."""
     remaining = aliased(Audit)
     first_remaining = select(func.min(remaining.chain_number)).where(
@@ -320,8 +322,16 @@ async def remove_datasets(session: AsyncSession, project_id: str, days: float, i
     dataset = await session.scalar(select(Dataset).where(Dataset.id.in_(expired)).with_for_update())
     if dataset is None:
         return 0
-    details: dict[str, Any] = {"name": dataset.name, "kind": dataset.kind, "rows": dataset.num_rows}
-    record_audit(session, ACTOR, AuditAction.DATASET_DELETED, dataset.id, project_id=project_id, **details)
+    record_audit(
+        session,
+        ACTOR,
+        AuditAction.DATASET_DELETED,
+        dataset.id,
+        project_id=project_id,
+        name=dataset.name,
+        kind=dataset.kind,
+        rows=dataset.num_rows,
+    )
     removal.hide(dataset)
     return 1
 
@@ -358,8 +368,16 @@ async def remove_audit(session: AsyncSession, project_id: str, days: float, numb
     await session.flush()  # the triggers allow the deletion of entries up to it
     last = Audit.chain_number <= chain.start_number
     await session.execute(delete(Audit).where(Audit.project_id == project_id, Audit.chain_number.is_not(None), last))
-    details: dict[str, Any] = {"number": chain.start_number, "hash": chain.start_hash, "entries": len(numbers)}
-    record_audit(session, ACTOR, AuditAction.AUDIT_EXPIRED, project_id, project_id=project_id, **details)
+    record_audit(
+        session,
+        ACTOR,
+        AuditAction.AUDIT_EXPIRED,
+        project_id,
+        project_id=project_id,
+        number=chain.start_number,
+        hash=chain.start_hash,
+        entries=len(numbers),
+    )
     return len(numbers)
 
 
@@ -393,10 +411,10 @@ async def remove_expired(db: Database, project_id: str, kind: Kind, days: float,
         count = await remove(session, project_id, days, found)
         if not count or kind not in RECORDED_KINDS:
             return count
-        details: dict[str, Any] = {"kind": kind, "days": days} if actor == ACTOR else {"kind": kind, "rows": count}
+        details = {"days": days} if actor == ACTOR else {"rows": count}
         if actor != ACTOR or not await _was_recorded_today(session, project_id, kind):
             action = AuditAction.RETENTION_APPLIED
-            record_audit(session, actor, action, project_id, project_id=project_id, **details)
+            record_audit(session, actor, action, project_id, None, project_id=project_id, kind=kind, **details)
         return count
 
     return await db.retry_on_deadlock(remove_found)

@@ -1,7 +1,7 @@
 """/v1/retention: how long a project keeps its data, what has expired, and its removal."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, ValidationError
@@ -72,7 +72,7 @@ async def put_retention(
     request: Request,
     caller: AdminCaller,
     db: DatabaseDep,
-    body: Annotated[dict[str, Any], json_body(RetentionConfig, dict)],
+    body: Annotated[dict[str, object], json_body(RetentionConfig, dict)],
 ) -> RetentionView:
     """Replace the project's own values. A value that is missing is the deployment's; null and 0 are for ever."""
     async with db.write() as session:

@@ -97,7 +97,7 @@ class SubjectRecords(NamedTuple):
         return any(self)
 
 
-def _select_turns(names: SubjectNames) -> CompoundSelect[Any]:
+def _select_turns(names: SubjectNames) -> CompoundSelect[str]:
     """Return a query for the ids of the subject's turns.
 
     These are the turns that name the subject; the turns without an end user that continue one of them, because their
@@ -117,7 +117,7 @@ def _select_turns(names: SubjectNames) -> CompoundSelect[Any]:
     return union(chats, group_samples, shadow_replies)  # one statement with OR would use no index
 
 
-def _select_pins(names: SubjectNames) -> Select[Any]:
+def _select_pins(names: SubjectNames) -> Select[Pin]:
     """Return a query for the pins of the subject and of the subject's conversations."""
     conversations = select(Turn.conversation_id).where(
         Turn.id.in_(_select_turns(names)), Turn.conversation_id.is_not(None)
@@ -168,7 +168,7 @@ async def export_lines(db: Database, records: SubjectRecords) -> AsyncIterator[b
         ids = records.turns[start : start + PAGE_SIZE]
         ranked = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id.in_(ids))
         episode_ids = select(Turn.episode_id).where(Turn.id.in_(ids))
-        queries: dict[str, Select[Any]] = {
+        queries: dict[str, Select[Base]] = {
             "turn": select(Turn).where(Turn.id.in_(ids)).order_by(Turn.created_at, Turn.id),
             "episode": select(Episode).where(Episode.id.in_(episode_ids)).order_by(Episode.created_at, Episode.id),
             "feedback.received": select(Feedback)
@@ -193,7 +193,7 @@ async def export_lines(db: Database, records: SubjectRecords) -> AsyncIterator[b
         yield page
 
 
-def _to_lines(kind: str, rows: Iterable[Base], fields: Mapping[str, Mapping[str, Any]] | None = None) -> bytes:
+def _to_lines(kind: str, rows: Iterable[Base], fields: Mapping[str, Mapping[str, object]] | None = None) -> bytes:
     """Return a line of JSON for each row: its columns, and the `fields` of its id in their place.
 
     Example: {"object": "turn", "id": "chatcmpl-…", "messages": […], …}

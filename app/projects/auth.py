@@ -4,7 +4,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 from cachetools import LRUCache
 from fastapi import Depends, Request
@@ -225,19 +225,19 @@ async def look_up(request: Request, credential: str, find: Callable[[], Awaitabl
     return found
 
 
-def require_scope(scope: str) -> Callable[..., Any]:
+def require_scope(scope: str) -> Callable[..., object]:
     """Return a dependency that gives the caller.
 
     The request takes a slot, and keeps it until the last byte of the reply, streamed or not: chat and feedback requests
     one of their key's limits, all others one of their project's.
     """
 
-    async def limited_as_admin(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
+    async def limited_as_admin(request: Request, db: DatabaseDep, _: object = BEARER) -> AsyncIterator[Caller]:
         caller = await authenticate(request, db, scope)
         async with admin_slot(request, caller):
             yield caller
 
-    async def rate_limited(request: Request, db: DatabaseDep, _: Any = BEARER) -> AsyncIterator[Caller]:
+    async def rate_limited(request: Request, db: DatabaseDep, _: object = BEARER) -> AsyncIterator[Caller]:
         caller = await authenticate(request, db, scope)
         async with application_slot(request, caller):
             yield caller

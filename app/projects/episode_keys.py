@@ -9,7 +9,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from sqlalchemy import ColumnElement, or_
@@ -19,11 +19,11 @@ from app.core.errors import Forbidden
 from app.models import Episode
 from app.projects.scopes import PROGRAMS_SCOPE, has_scope
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 PREFIX = "sk-ep-"
 SCOPES = ("chat", "feedback", PROGRAMS_SCOPE)  # those of them that the creator's key has
 SECONDS_AFTER_END = 86_400.0  # for late feedback, and for an error that says more than that the key is unknown
-_ENDPOINTS: set[Callable[..., Any]] = set()
+_ENDPOINTS: set[Callable[..., object]] = set()
 
 
 def derive_key(creator_key: str, episode_id: str) -> str:

@@ -5,12 +5,12 @@ Each route needs exactly one scope (`required_scope`); docs/scopes.md has the ta
 
 from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 PROGRAMS_SCOPE = "feedback:programs"  # with `feedback`: feedback whose source is a program (CODE) or a judge
 CONTENT_SCOPE = "viewer:content"  # with `viewer`: what people wrote, and who they are
 SCOPES = ("chat", "feedback", PROGRAMS_SCOPE, "viewer", CONTENT_SCOPE, "annotator", "operator", "admin")
@@ -20,7 +20,7 @@ INCLUDED = {
     "operator": (CONTENT_SCOPE, "annotator"),
     "admin": ("operator",),
 }
-_SCOPE_OF: dict[Callable[..., Any], str] = {}  # of dependencies
+_SCOPE_OF: dict[Callable[..., object], str] = {}  # of dependencies
 
 
 @lru_cache(maxsize=1024)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
@@ -22,20 +22,20 @@ from app.responses.events import ResponseEvents, render_response
 from app.responses.request import ResponsesRequest, parse_responses_request, to_chat_body
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
-RESPONSES: dict[int | str, dict[str, Any]] = {
+RESPONSES: dict[int | str, dict[str, object]] = {
     200: {
         "description": "a response object, or a stream of events",
         "content": {"application/json": {"schema": {"type": "object"}}} | EVENT_STREAM,
     }
 }
-STORED_RESPONSE: dict[int | str, dict[str, Any]] = {
+STORED_RESPONSE: dict[int | str, dict[str, object]] = {
     200: {"description": "a response object", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
 # Parameters of the chat request by those of this API, which errors must name.
 RENAMED_PARAMETERS = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
 
 
-def parse_both_requests(body: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest]:
+def parse_both_requests(body: dict[str, object]) -> tuple[ResponsesRequest, ChatRequest]:
     """Return the request and the equivalent chat request."""
     request = parse_responses_request(body)
     return request, parse_chat_request(to_chat_body(request))

@@ -44,7 +44,7 @@ class Refusal(RefusalPart):
 Part = Annotated[Text | Refusal, Field(discriminator="type")]
 
 
-def to_parts(value: Any) -> Any:
+def to_parts(value: object) -> object:
     return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
 
 
@@ -80,7 +80,7 @@ ITEM_TYPES = ("message", "function_call", "function_call_output")
 PART_TYPES = ("input_text", "output_text", "text", "refusal")
 
 
-def item_type(item: Any) -> Any:
+def item_type(item: object) -> object:
     return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
 
 
@@ -96,7 +96,7 @@ InputItem = Annotated[
 ]
 
 
-def to_items(value: Any) -> Any:
+def to_items(value: object) -> object:
     """Return the input as items: a string is one user message. Raises UnsupportedParameter for unknown types."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
@@ -110,7 +110,7 @@ def to_items(value: Any) -> Any:
     return value
 
 
-def _check_type(item: Any, known: tuple[str, ...], param: str, default: str) -> None:
+def _check_type(item: object, known: tuple[str, ...], param: str, default: str) -> None:
     type = item.get("type", default) if isinstance(item, dict) else default
     if isinstance(type, str) and type not in known:
         alternative = ALTERNATIVES.get(type, f"the supported types here are {', '.join(known)}")
@@ -120,7 +120,7 @@ def _check_type(item: Any, known: tuple[str, ...], param: str, default: str) -> 
 LOGPROBS = "message.output_text.logprobs"
 COPIED_FIELDS = {"model", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "safety_identifier"}
 # Unsupported parameters: the values that have no effect and are therefore accepted, and what to do instead.
-UNSUPPORTED_UNLESS: dict[str, tuple[tuple[Any, ...], str]] = {
+UNSUPPORTED_UNLESS: dict[str, tuple[tuple[object, ...], str]] = {
     "conversation": ((), "name the response to continue as 'previous_response_id', or send all of it as 'input'"),
     "background": ((False,), "leave it out and wait for the reply, or stream it"),
     "prompt": ((), "send the prompt's text as 'instructions'"),
@@ -206,7 +206,7 @@ class ResponsesRequest(HintedModel):
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
 
-def parse_responses_request(body: dict[str, Any]) -> ResponsesRequest:
+def parse_responses_request(body: dict[str, object]) -> ResponsesRequest:
     """Return the request. Raises BadRequest, or UnsupportedParameter that says what to do instead."""
     for name, (neutral, instead) in UNSUPPORTED_UNLESS.items():
         if body.get(name) is not None and body[name] not in neutral:
@@ -222,7 +222,7 @@ def parse_responses_request(body: dict[str, Any]) -> ResponsesRequest:
     return parse_body(ResponsesRequest, body)
 
 
-def to_chat_body(request: ResponsesRequest, history: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def to_chat_body(request: ResponsesRequest, history: Sequence[dict[str, object]] = ()) -> dict[str, object]:
     """Return the body of the equivalent chat request. `history`: the chat messages that the input continues."""
     body = {
         **request.model_dump(include=COPIED_FIELDS),

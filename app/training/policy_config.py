@@ -52,7 +52,7 @@ def get_reward_model_source(policy: Policy, settings: Settings) -> RewardModelSo
     return source
 
 
-def parse_rewards(body: dict[str, Any], settings: Settings, algorithm: UpdateConfig) -> RewardsConfig:
+def parse_rewards(body: dict[str, object], settings: Settings, algorithm: UpdateConfig) -> RewardsConfig:
     """Return the rewards in a request body, for a policy with this algorithm.
 
     A policy's own rewards may import no code, and may send the deployment's keys only where the deployment sends them.
@@ -67,7 +67,7 @@ def parse_rewards(body: dict[str, Any], settings: Settings, algorithm: UpdateCon
     return config
 
 
-def parse_rollouts(body: dict[str, Any], settings: Settings) -> RolloutsConfig:
+def parse_rollouts(body: dict[str, object], settings: Settings) -> RolloutsConfig:
     """Return the rollout settings in a request body.
 
     They may not exceed the deployment's limits. Raises BadRequest, which names the first invalid field.
@@ -79,7 +79,7 @@ def parse_rollouts(body: dict[str, Any], settings: Settings) -> RolloutsConfig:
     return config
 
 
-def _parse(model: type[M], body: dict[str, Any]) -> M:
+def _parse(model: type[M], body: dict[str, object]) -> M:
     """Validate as JSON, so that arrays become tuples while strict mode allows no other conversion."""
     try:
         return model.model_validate_json(orjson.dumps(body), strict=True)
@@ -87,7 +87,7 @@ def _parse(model: type[M], body: dict[str, Any]) -> M:
         raise validation_error(error, model) from error
 
 
-def redact_rewards(config: RewardsConfig) -> dict[str, Any]:
+def redact_rewards(config: RewardsConfig) -> dict[str, object]:
     """Return the rewards as JSON: keys appear by name, and addresses without user, password and query."""
     view = config.model_dump(mode="json")
     for source in view["sources"]:

@@ -70,7 +70,7 @@ class Usage:
     tokens: int = 0
 
 
-def parse_reward(value: Any) -> float:
+def parse_reward(value: object) -> float:
     """Return the value as a reward. Raises JobFailed unless it is a number in [-1, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise JobFailed(f"{str(value)[:100]!r} is not a number")
@@ -163,7 +163,7 @@ async def _read_next_messages(session: AsyncSession, turn: Turn, messages: Messa
     return [message for message in next_messages if message["role"] in ("user", "tool")]
 
 
-def message_text(message: Mapping[str, Any]) -> str:
+def message_text(message: Mapping[str, object]) -> str:
     """Return the content of a message without surrounding white space."""
     return str(message.get("content") or "").strip()
 
@@ -188,6 +188,6 @@ def _build_facts(turn: Turn, messages: Messages, next_messages: Messages, settin
     )
 
 
-def _build_turn_body(turn: Turn, messages: Messages, model: str) -> dict[str, Any]:
+def _build_turn_body(turn: Turn, messages: Messages, model: str) -> dict[str, object]:
     body = {name: getattr(turn, name) for name in ("id", "conversation_id", "reply", "finish_reason")}
     return body | {"messages": messages, "model": model, "metadata": turn.request_metadata or {}}

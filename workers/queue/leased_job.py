@@ -21,7 +21,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from app.core import leases
 from app.core.database import Database, now
 from app.core.jobs import TaskName, enqueue_after_commit
-from app.core.leases import LeaseLost, lease_is_free
+from app.core.leases import LeaseLost, LeaseMixin, lease_is_free
 from app.core.request_log import add_log_fields
 from app.core.settings import Settings
 from app.models import Judgement, Rollout, WebhookDelivery
@@ -278,7 +278,7 @@ class Heartbeat:
     It is for work that blocks the event loop. `fences` maps the id of each row to its fencing token.
     """
 
-    def __init__(self, settings: Settings, model: type[Any], fences: Mapping[str, int]) -> None:
+    def __init__(self, settings: Settings, model: type[LeaseMixin], fences: Mapping[str, int]) -> None:
         self._settings, self._model, self._fences = settings, model, fences
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)

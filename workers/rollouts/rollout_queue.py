@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -93,7 +92,7 @@ class EngineCapacity:
 
 
 async def create_rollouts(
-    session: AsyncSession, turns: list[dict[str, Any]], *, expires_in: float, **plan_values: Any
+    session: AsyncSession, turns: list[dict[str, object]], *, expires_in: float, **plan_values: object
 ) -> None:
     """Insert planned turns and their rollouts, and enqueue the rollout task.
 

@@ -97,15 +97,16 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedBatch | 
             )
             .order_by(func.coalesce(last_claimed_at, 0.0), Batch.created_at, Batch.id)
         )
-        lease: dict[str, Any] = {
-            "owner": owner,
-            "seconds": settings.workers.lease_seconds,
-            "states": (BatchState.OPEN,),
-        }
+        lease_seconds = settings.workers.lease_seconds
         for row in list(rows):
             if await _break_up_without_consent(session, row):
                 continue
-            if await leases.claim(session, Batch, row.id, **lease) is not None:
+            if (
+                await leases.claim(
+                    session, Batch, row.id, owner=owner, seconds=lease_seconds, states=(BatchState.OPEN,)
+                )
+                is not None
+            ):
                 row.claimed_at = now()
                 await session.flush()
                 await session.refresh(row)

@@ -83,16 +83,17 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedFit | No
             )
             .order_by(RewardModel.created_at, RewardModel.id)
         )
-        lease: dict[str, Any] = {
-            "owner": owner,
-            "seconds": settings.workers.lease_seconds,
-            "states": (RewardModelState.OPEN,),
-        }
+        lease_seconds = settings.workers.lease_seconds
         for row in list(rows):
             # Erasure and operators lock the policy before its reward models too. Nothing is erased during the read.
             policy = await session.get_one(Policy, row.policy_id, with_for_update={"key_share": True})
             source = effective_rewards(policy, settings).reward_model
-            if await leases.claim(session, RewardModel, row.id, **lease) is None:
+            if (
+                await leases.claim(
+                    session, RewardModel, row.id, owner=owner, seconds=lease_seconds, states=(RewardModelState.OPEN,)
+                )
+                is None
+            ):
                 continue
             await session.refresh(row)
             if source is not None:

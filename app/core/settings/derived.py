@@ -51,7 +51,7 @@ def trainer_config(settings: Settings) -> TrainerConfig:
 def _algorithm(settings: Settings) -> AlgorithmConfig:
     """Return the algorithm with the deployment's defaults."""
     algorithm = settings.algorithm
-    general: dict[str, Any] = {}
+    general: dict[str, object] = {}
     if algorithm.type != "custom":  # whose own defaults hold
         general["epochs"] = DEFAULT_EPOCHS
     if settings.observability.length_range:

@@ -76,7 +76,7 @@ def config_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -108,7 +108,7 @@ def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
     return tables, variables, problems
 
 
-def _parse(value: str) -> Any:
+def _parse(value: str) -> object:
     """Return a value that may be JSON: a number, a list, a table."""
     try:
         return json.loads(value)
@@ -139,12 +139,12 @@ def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _named_type(algorithm: Any) -> Any:
+def _named_type(algorithm: object) -> object:
     """Return the algorithm as a table, without a type where none is named."""
     return parse_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[str]:
     """Yield the paths of a table's values."""
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -33,7 +32,7 @@ CONVERTED: dict[str, tuple[type, ...]] = {
 }
 
 
-def find_wrong_types(values: Mapping[str, Any], texts: Collection[str] = ()) -> list[ErrorDetails]:
+def find_wrong_types(values: Mapping[str, object], texts: Collection[str] = ()) -> list[ErrorDetails]:
     """Return an error for each value of another type: "24" or true for a number, 1 or "yes" for true.
 
     Args:

@@ -169,7 +169,7 @@ def _model_leaves(section: str, model: type[BaseModel]) -> list[Leaf]:
     ]
 
 
-def _field_default(field: FieldInfo) -> Any:
+def _field_default(field: FieldInfo) -> object:
     return None if field.is_required() else field.get_default(call_default_factory=True)
 
 
@@ -189,10 +189,10 @@ def _default(leaf: Leaf) -> str:
         return UNSET
     if isinstance(value, BaseModel):
         return to_toml({"type": value.type} if hasattr(value, "type") else value.model_dump(mode="json"))
-    return to_toml(TypeAdapter(Any).dump_python(value, mode="json"))
+    return to_toml(TypeAdapter(object).dump_python(value, mode="json"))
 
 
-def _type_name(annotation: Any) -> str:
+def _type_name(annotation: object) -> str:
     names = []
     for kind in members(annotation):
         if get_origin(kind) is Literal:

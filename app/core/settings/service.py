@@ -2,7 +2,6 @@
 
 import base64
 import re
-from typing import Any
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -128,7 +127,7 @@ class DatabaseSettings(Frozen):
 
     @field_validator("encryption_keys", mode="before")
     @classmethod
-    def _parse_keys(cls, value: Any) -> Any:
+    def _parse_keys(cls, value: object) -> object:
         return [key.strip() for key in value.split(",") if key.strip()] if isinstance(value, str) else value
 
     @field_validator("encryption_keys")

@@ -35,7 +35,7 @@ def variable_name(path: str) -> str:
     return f"ATTUNE_{path.upper().replace('.', '__')}"
 
 
-def members(annotation: Any) -> tuple[Any, ...]:
+def members(annotation: object) -> tuple[object, ...]:
     """Return the alternatives of a type: those of a union without None, else the type alone."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
@@ -49,7 +49,7 @@ def models(annotation: Any) -> tuple[type[BaseModel], ...]:
     return tuple(kind for kind in members(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
-def children(annotation: Any) -> dict[str, FieldInfo]:
+def children(annotation: object) -> dict[str, FieldInfo]:
     """Return the fields of a table by name; of a table with a `type`, those of all types."""
     return {name: field for kind in models(annotation) for name, field in kind.model_fields.items()}
 
@@ -68,7 +68,7 @@ def find(root: Any, path: tuple[str, ...]) -> Any:
     return annotation
 
 
-def is_text(annotation: Any) -> bool:
+def is_text(annotation: object) -> bool:
     """Whether a value of this type is text as it stands in the environment, rather than JSON."""
     return all(
         get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, (str, Path, SecretStr)))
@@ -76,12 +76,12 @@ def is_text(annotation: Any) -> bool:
     )
 
 
-def is_number(annotation: Any) -> bool:
+def is_number(annotation: object) -> bool:
     """Whether a value of this type is a number."""
     return all(kind in (int, float) for kind in members(annotation))
 
 
-def is_typed_table(root: Any, path: tuple[str, ...]) -> bool:
+def is_typed_table(root: object, path: tuple[str, ...]) -> bool:
     """Whether a path is at or below a table with a `type`, whose names depend on the type."""
     return any(len(models(find(root, path[:length]))) > 1 for length in range(1, len(path) + 1))
 
@@ -93,7 +93,7 @@ class ChosenTable(NamedTuple):
     others: tuple[type[BaseModel], ...]
 
 
-def chosen_table(root: Any, loc: tuple[str | int, ...]) -> ChosenTable | None:
+def chosen_table(root: object, loc: tuple[str | int, ...]) -> ChosenTable | None:
     """Return the table that holds the last part of pydantic's path; None where neither type nor index leads to it."""
     annotation, is_chosen = root, False
     others: tuple[type[BaseModel], ...] = ()
@@ -109,7 +109,7 @@ def chosen_table(root: Any, loc: tuple[str | int, ...]) -> ChosenTable | None:
     return ChosenTable(kinds[0], others) if is_chosen and len(kinds) == 1 else None
 
 
-def _child(annotation: Any, part: str | int) -> Any:
+def _child(annotation: object, part: str | int) -> object:
     """Return the type of a value within a value: a field of a table, an item of a list, a value of a free table."""
     if (field := children(annotation).get(str(part))) is not None:
         return field.annotation
@@ -134,7 +134,7 @@ def description(model: type[BaseModel], name: str) -> str:
     return next((field.description for field in fields if field is not None and field.description), "")
 
 
-def _may_be_none(annotation: Any) -> bool:
+def _may_be_none(annotation: object) -> bool:
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return type(None) in get_args(annotation)
@@ -163,7 +163,7 @@ def did_you_mean(hints: list[str]) -> str:
     return f"; did you mean {' or '.join(hints)}?" if hints else ""
 
 
-def _paths(annotation: Any, prefix: str = "") -> Iterator[str]:
+def _paths(annotation: object, prefix: str = "") -> Iterator[str]:
     for name, field in children(annotation).items():
         yield f"{prefix}{name}"
         yield from _paths(field.annotation, f"{prefix}{name}.")
