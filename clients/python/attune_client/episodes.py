@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack
 from urllib.parse import quote
 
+from attune_client.episode_ends import Reason, has_ended, is_infrastructure
 from attune_client.errors import AttuneError, ConnectionFailed, ServerError, TimedOut
 from attune_client.feedback import FeedbackKinds
 from attune_client.transport import AsyncTransport, Request, SyncTransport
@@ -22,7 +23,6 @@ log = logging.getLogger("attune_client")
 PATH = "/v1/episodes"
 NOT_STARTED = "the episode is not created yet: use `with client.episode(…) as episode`, or call start()"
 UNREACHABLE = (ConnectionFailed, TimedOut, ServerError)
-Reason = Literal["completed", "failed", "max_turns", "max_tokens", "deadline", "abandoned", "infrastructure"]
 
 
 class EpisodeFields(TypedDict, total=False):
@@ -141,25 +141,30 @@ class _Episode:
         source = {"kind": "CODE", "id": "episode"}
         return {"kind": "score", "value": outcome, "name": "outcome", "source": source, "target": self.target}
 
-    def _end_of(self, error: BaseException) -> tuple[float | None, Reason]:
-        """Return how an episode ends that raised this error.
+    def _end_of(self, error: BaseException) -> tuple[float | None, Reason] | None:
+        """Return how an episode ends whose block this error leaves, or None if it has ended.
 
-        What is no fault of the agent is no failure: the service was away, or the program was interrupted.
+        Of itself an error says nothing of the agent, since the program around it may have raised it: without a
+        `failure_outcome` nobody can tell how it went, and `failed` would be learned from.
         """
-        if not isinstance(error, Exception) or isinstance(error, UNREACHABLE):
+        if has_ended(error):
+            return None
+        if is_infrastructure(error):
+            return None, "infrastructure"
+        if not isinstance(error, Exception) or self._failure_outcome is None:
             return None, "abandoned"
         return self._failure_outcome, "failed"
 
 
 class Episode(_Episode):
-    """An episode. Leaving the `with` block ends it: completed, failed after an error, abandoned after an interruption.
+    """An episode. Leaving the `with` block ends it: completed, or by an error as docs/clients.md says.
 
     Args:
         transport: How requests are sent, as the client does.
         policy: The policy that its chats name as `model`.
         fields: See EpisodeFields.
-        failure_outcome: The outcome of an episode that an error of the agent ends; by default that of the policy's
-            rewards (`episode_failure`, -1).
+        failure_outcome: The outcome of an episode that an error ends, which then has failed; by default none, and it
+            is abandoned.
         queue: An offline queue. An outcome that cannot be reported is stored there as feedback on the episode.
     """
 
@@ -205,8 +210,11 @@ class Episode(_Episode):
         if error is None:
             self.end()
             return
+        end = self._end_of(error)
+        if end is None:
+            return
         try:
-            self.end(*self._end_of(error))
+            self.end(*end)
         except AttuneError as failure:  # the agent's own error matters more
             log.warning("the end of the episode %s was not reported: %s", self.id, failure)
 
@@ -253,7 +261,10 @@ class AsyncEpisode(_Episode):
         if error is None:
             await self.end()
             return
+        end = self._end_of(error)
+        if end is None:
+            return
         try:
-            await self.end(*self._end_of(error))
+            await self.end(*end)
         except AttuneError as failure:  # the agent's own error matters more
             log.warning("the end of the episode %s was not reported: %s", self.id, failure)

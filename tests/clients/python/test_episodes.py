@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+import httpx
 import openai
 import pytest
-from attune_client import AsyncAttune, Attune, Conflict, ConnectionFailed, ServerError
+from attune_client import AsyncAttune, Attune, Conflict, ConnectionFailed, ServerError, TimedOut
 from sqlalchemy import update
 
+from alignment.environments.errors import InfrastructureFailure
 from app.chat.episode_limits import end_expired
 from app.core.database import now
 from app.models import Episode, Feedback, Reward, Turn
@@ -66,18 +68,53 @@ async def test_asynchronous_client(harness: Harness, url: str) -> None:
     assert [turn.episode_id for turn in await harness.all(Turn)] == [episode.id]
 
 
+class Gateway(Exception):
+    """An error of another package that carries a status."""
+
+    status_code = 503
+
+
+def raised(
+    error: BaseException, cause: BaseException | None = None, context: BaseException | None = None
+) -> BaseException:
+    """Return the error as it is after `raise error from cause`, or after it was raised while handling `context`."""
+    error.__context__ = context
+    if cause is not None:
+        error.__cause__ = cause
+    return error
+
+
+REQUEST = httpx.Request("POST", "http://attune/v1/episodes/ep-1/chat/completions")
 ERRORS: list[tuple[BaseException | None, str]] = [
     (None, "completed"),
-    (ZeroDivisionError(), "failed"),
+    (ZeroDivisionError(), "abandoned"),
     (KeyboardInterrupt(), "abandoned"),
-    (ConnectionFailed("the service was away"), "abandoned"),
+    (raised(KeyboardInterrupt(), context=TimeoutError()), "abandoned"),
+    (raised(ZeroDivisionError(), cause=ValueError(), context=TimeoutError()), "abandoned"),
+    (ConnectionFailed("the service was away"), "infrastructure"),
+    (TimedOut("late"), "infrastructure"),
+    (TimeoutError(), "infrastructure"),
+    (ConnectionResetError(), "infrastructure"),
+    (httpx.ReadTimeout("late"), "infrastructure"),
+    (openai.APIConnectionError(request=REQUEST), "infrastructure"),
+    (openai.APITimeoutError(REQUEST), "infrastructure"),
+    (openai.InternalServerError("down", response=httpx.Response(500, request=REQUEST), body=None), "infrastructure"),
+    (openai.RateLimitError("busy", response=httpx.Response(429, request=REQUEST), body=None), "infrastructure"),
+    (openai.BadRequestError("wrong", response=httpx.Response(400, request=REQUEST), body=None), "abandoned"),
+    (Gateway(), "infrastructure"),
+    (InfrastructureFailure("no sandbox"), "infrastructure"),
+    (raised(RuntimeError("the agent stopped"), cause=InfrastructureFailure("no sandbox")), "infrastructure"),
+    (raised(RuntimeError("the agent stopped"), context=openai.APITimeoutError(REQUEST)), "infrastructure"),
+    (ExceptionGroup("tasks", [ZeroDivisionError(), TimeoutError()]), "infrastructure"),
 ]
 
 
-@pytest.mark.parametrize(("error", "reason"), ERRORS, ids=str)
+@pytest.mark.parametrize(("error", "reason"), ERRORS, ids=repr)
 async def test_end_of_the_block_is_the_end_of_the_episode(
     client: Attune, harness: Harness, error: BaseException | None, reason: str
 ) -> None:
+    """Without an outcome that the caller named, none is learned from."""
+
     def attempt() -> None:
         with client.episode("shop"):
             if error is not None:
@@ -89,6 +126,44 @@ async def test_end_of_the_block_is_the_end_of_the_episode(
         with pytest.raises(type(error)):
             attempt()
     assert await ends(harness) == [(reason, None)]
+    assert await harness.all(Feedback) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(ZeroDivisionError(), ("failed", -0.5)), (TimeoutError(), ("infrastructure", None))],
+    ids=repr,
+)
+async def test_failure_outcome_is_that_of_errors_but_not_of_outages(
+    client: Attune, harness: Harness, error: Exception, end: tuple[str, float | None]
+) -> None:
+    with pytest.raises(type(error)), client.episode("shop", failure_outcome=-0.5):
+        raise error
+    assert await ends(harness) == [end]
+
+
+async def test_failure_that_the_caller_reports_has_the_policys_outcome(client: Attune, harness: Harness) -> None:
+    with client.episode("shop") as episode:
+        episode.end(reason="failed")
+    assert [row.value for row in await harness.all(Feedback)] == [-1.0]
+
+
+@pytest.mark.parametrize("limits", [{"max_turns": 1}, {"deadline_seconds": 60}], ids=str)
+async def test_limit_that_has_ended_the_episode_is_no_failure(
+    client: Attune, harness: Harness, limits: dict[str, float]
+) -> None:
+    """Nothing is reported about it, so that a later report counts."""
+    episode = client.episode("shop", limits=limits, failure_outcome=-1.0)
+    with pytest.raises(openai.ConflictError), episode, openai.OpenAI(**episode.openai()) as agent:
+        agent.chat.completions.create(model="shop", messages=MESSAGES)
+        if "deadline_seconds" in limits:
+            async with harness.db.write() as session:
+                await session.execute(update(Episode).values(created_at=now() - 9, deadline_at=now() - 1))
+        agent.chat.completions.create(model="shop", messages=MESSAGES)
+    assert await ends(harness) == [("max_turns" if "max_turns" in limits else "deadline", None)]
+    assert await harness.all(Feedback) == []
+    episode.end(0.5)
+    assert [row.outcome for row in await harness.all(Episode)] == [0.5]
 
 
 async def test_lost_response_creates_no_second_episode(client: Attune, harness: Harness, api: FaultyApi) -> None:
