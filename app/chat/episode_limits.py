@@ -17,7 +17,7 @@ from app.core.errors import AttuneError, Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
 from app.models import REPORTED_REASONS, EndReason, Episode, EpisodeSampling, EpisodeState, Turn, TurnState, VersionRule
 
-LIMITS = {
+LIMITS: dict[str, str] = {
     EndReason.IDLE_TIMEOUT: "no chat of it ran for 'idle_seconds'",
     EndReason.DEADLINE: "its 'deadline_seconds' are over",
     EndReason.MAX_TURNS: "it has its 'max_turns'",
@@ -76,6 +76,7 @@ GROUP_VERSION = (
 )
 STATE_COLUMNS = (
     *(Episode.id, Episode.policy_id, Episode.sampling, Episode.state, Episode.end_reason),
+    Episode.reported_reason,
     REACHED.label("reached"),
     case(
         (Episode.start_version_id.is_(None), GROUP_VERSION),
@@ -108,7 +109,7 @@ async def find_traced(db: Database, project_id: str, policy_id: str, trace_id: s
     open_first = case((Episode.state == EpisodeState.OPEN, 0), else_=1)
     query = select(*STATE_COLUMNS).where(*of_trace).order_by(open_first, Episode.created_at.desc(), Episode.id.desc())
     row = await db.run_read(lambda connection: connection.execute(query.limit(1)).one_or_none())
-    if row is None or row.end_reason in REPORTED_REASONS:
+    if row is None or row.reported_reason is not None or row.end_reason in REPORTED_REASONS:  # old rows have no report
         return None
     return await _admit(db, row)
 
@@ -120,14 +121,15 @@ async def _admit(db: Database, row: Any) -> OpenEpisode:
         sampling = EpisodeSampling(row.sampling or EpisodeSampling.REQUEST)
         is_pinned = row.version_rule == VersionRule.PIN
         return OpenEpisode(row.id, row.policy_id, sampling, row.own_version_id, row.max_staleness, is_pinned)
-    raise episode_ended(row.id, row.end_reason or row.reached)
+    raise episode_ended(row.id, row.end_reason or row.reached, row.reported_reason)
 
 
-def episode_ended(episode_id: str, reason: str) -> Conflict:
-    """Return the error for a chat in an episode that has ended."""
-    why = LIMITS.get(EndReason(reason), f"it was reported as {reason}")
+def episode_ended(episode_id: str, reason: str, reported_reason: str | None = None) -> Conflict:
+    """Return the error for a chat in an episode that has ended. A newer release may have stored other reasons."""
+    is_limit = reported_reason is None and reason in LIMITS
+    why = LIMITS[reason] if is_limit else f"it was reported as {reported_reason or reason}"
     message = f"The episode '{episode_id}' has ended: {why}. Create another one with POST /v1/episodes."
-    return Conflict(message, code=f"episode_{reason}" if EndReason(reason) in LIMITS else "episode_ended")
+    return Conflict(message, code=f"episode_{reason}" if is_limit else "episode_ended")
 
 
 def end_at_limit(connection: Connection, episode_ids: Sequence[str], reason: EndReason) -> int:
@@ -165,8 +167,9 @@ def admit_turns(connection: Connection, completions: Sequence[Sequence[dict[str,
     ids = {turns[0]["episode_id"] for turns in completions if turns[0].get("episode_id") is not None}
     if not ids:
         return [None] * len(completions)
-    columns = (Episode.id, Episode.state, Episode.end_reason, Episode.max_turns, Episode.start_version_id)
-    locked = select(*columns).where(Episode.id.in_(ids)).order_by(Episode.id).with_for_update(key_share=True)
+    ends = (Episode.state, Episode.end_reason, Episode.reported_reason)
+    locked = select(Episode.id, *ends, Episode.max_turns, Episode.start_version_id)
+    locked = locked.where(Episode.id.in_(ids)).order_by(Episode.id).with_for_update(key_share=True)
     episodes = {row.id: row for row in connection.execute(locked)}
     last = select(Turn.episode_id, func.max(Turn.episode_step)).where(Turn.episode_id.in_(ids))
     steps = {row[0]: row[1] or 0 for row in connection.execute(last.group_by(Turn.episode_id))}
@@ -179,7 +182,7 @@ def admit_turns(connection: Connection, completions: Sequence[Sequence[dict[str,
             if episode is None:
                 error = NotFound(f"There is no episode '{id}'.")
             elif episode.state != EpisodeState.OPEN:
-                error = episode_ended(id, episode.end_reason)
+                error = episode_ended(id, episode.end_reason, episode.reported_reason)
             elif episode.max_turns is not None and step > episode.max_turns:
                 end_at_limit(connection, [id], EndReason.MAX_TURNS)
                 error = episode_ended(id, EndReason.MAX_TURNS)

@@ -32,7 +32,7 @@ class EndReason(StrEnum):
     """Why an episode has ended."""
 
     COMPLETED = "completed"  # the agent stopped by itself, or its environment stopped it
-    FAILED = "failed"  # the agent gave up, or its program raised an error
+    FAILED = "failed"  # the agent gave up, or an error of its own stopped it
     ABANDONED = "abandoned"  # nobody can tell how it went: the client left
     INFRASTRUCTURE = "infrastructure"  # an engine, a sandbox, the environment or the host of a tool was down
     IDLE_TIMEOUT = "idle_timeout"

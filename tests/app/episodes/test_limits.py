@@ -116,6 +116,25 @@ async def test_chat_that_was_planned_before_the_end_is_refused(
     assert await harness.all(Turn) == []
 
 
+@pytest.mark.parametrize("has_report", [True, False])
+async def test_reason_of_a_newer_release_ends_an_episode_as_any(
+    harness: Harness, scripted: ScriptedEngine, has_report: bool
+) -> None:
+    """Processes of two releases run side by side during an upgrade."""
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    episode = await episodes.create(harness, trace_id=trace)
+    values = {"state": EpisodeState.ENDED, "end_reason": "preempted", "ended_at": now()}
+    async with harness.db.write() as session:
+        await session.execute(update(Episode).values(values | {"reported_reason": "preempted" if has_report else None}))
+    refused = await episodes.chat(harness, episode)
+    assert refusal(refused) == (409, "episode_ended") and "preempted" in refused.text
+    read = await harness.api.get(f"/v1/episodes/{episode['id']}")
+    assert (read.status_code, read.json()["end_reason"]) == (200, "preempted")
+    body, headers = {"model": "shop", "messages": episodes.MESSAGES}, {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    traced = await harness.api.post("/v1/chat/completions", json=body, headers=headers)
+    assert traced.status_code == (200 if has_report else 409)
+
+
 async def test_choices_of_a_chat_are_one_step(harness: Harness, scripted: ScriptedEngine) -> None:
     episode = await episodes.create(harness, limits={"max_turns": 2})
     assert (await episodes.chat(harness, episode, n=2)).status_code == 200

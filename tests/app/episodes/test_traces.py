@@ -110,6 +110,28 @@ async def test_limits_hold_for_chats_of_the_trace(harness: Harness, scripted: Sc
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_max_turns")
 
 
+@pytest.mark.parametrize("reason", ["max_turns", "max_tokens", "deadline", "infrastructure"])
+async def test_trace_goes_on_after_a_reported_limit(harness: Harness, scripted: ScriptedEngine, reason: str) -> None:
+    """The agent reached a limit of its own program, and has reported it: its further chats are ordinary ones."""
+    episode = await episodes.create(harness, trace_id=TRACE)
+    await ask(harness, traceparent())
+    await episodes.end(harness, episode["id"], reason=reason)
+    assert (await ask(harness, traceparent())).status_code == 200
+    assert await episode_ids(harness) == [episode["id"], None]
+    refused = await episodes.chat(harness, episode)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "episode_ended")
+    assert f"reported as {reason}" in refused.json()["error"]["message"]
+
+
+async def test_trace_goes_on_after_the_report_of_an_episode_that_a_limit_has_ended(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    episode = await episodes.create(harness, trace_id=TRACE, limits={"max_turns": 1})
+    assert [(await ask(harness, traceparent())).status_code for _ in range(2)] == [200, 409]
+    await episodes.end(harness, episode["id"])
+    assert (await ask(harness, traceparent())).status_code == 200
+
+
 async def test_trace_of_another_project_leads_nowhere(harness: Harness, scripted: ScriptedEngine) -> None:
     async with harness.db.write() as session:
         _, secret = await create_project(session, "bakery", "shop", "some/model")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
+import httpx2
 import openai
 import pytest
 from attune_client import AsyncAttune, Attune, Conflict, ConnectionFailed, ServerError, TimedOut
@@ -84,7 +85,7 @@ def raised(
     return error
 
 
-REQUEST = httpx.Request("POST", "http://attune/v1/episodes/ep-1/chat/completions")
+REQUEST = httpx2.Request("POST", "http://attune/v1/episodes/ep-1/chat/completions")
 ERRORS: list[tuple[BaseException | None, str]] = [
     (None, "completed"),
     (ZeroDivisionError(), "abandoned"),
@@ -98,9 +99,9 @@ ERRORS: list[tuple[BaseException | None, str]] = [
     (httpx.ReadTimeout("late"), "infrastructure"),
     (openai.APIConnectionError(request=REQUEST), "infrastructure"),
     (openai.APITimeoutError(REQUEST), "infrastructure"),
-    (openai.InternalServerError("down", response=httpx.Response(500, request=REQUEST), body=None), "infrastructure"),
-    (openai.RateLimitError("busy", response=httpx.Response(429, request=REQUEST), body=None), "infrastructure"),
-    (openai.BadRequestError("wrong", response=httpx.Response(400, request=REQUEST), body=None), "abandoned"),
+    (openai.InternalServerError("down", response=httpx2.Response(500, request=REQUEST), body=None), "infrastructure"),
+    (openai.RateLimitError("busy", response=httpx2.Response(429, request=REQUEST), body=None), "infrastructure"),
+    (openai.BadRequestError("wrong", response=httpx2.Response(400, request=REQUEST), body=None), "abandoned"),
     (Gateway(), "infrastructure"),
     (InfrastructureFailure("no sandbox"), "infrastructure"),
     (raised(RuntimeError("the agent stopped"), cause=InfrastructureFailure("no sandbox")), "infrastructure"),
