@@ -247,7 +247,8 @@ async def _read_groups_of(
         )
         rows = (await session.execute(query)).all()
         if len(rows) == limit + max_group_size and is_of_one_episode(rows[-1].group_key):
-            rows = [row for row in rows if row.group_key != rows[-1].group_key]  # it may have further samples
+            whole = [row for row in rows if row.group_key != rows[-1].group_key]  # the last may have further samples
+            rows = whole or rows  # one alone has as many as only those have that were kept whole by earlier settings
         for priority, position, key, turn_id, reward, origin in rows:
             group = ReadyGroup(priority, position, key, {}, origin == Origin.PROMPT_SET)
             groups.setdefault(key, group).rewards[turn_id] = reward

@@ -9,6 +9,7 @@ from sqlalchemy import update
 from app.models import Batch, BatchState, Sample, SampleState, Turn
 from tests.support.attempts import SOURCES, attempt, read_samples
 from tests.support.deployment import Harness
+from tests.support.waiting_samples import add_samples
 from workers.training import batches
 from workers.training.assemble import assemble
 from workers.training.fill_batch import NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
@@ -109,6 +110,16 @@ async def test_samples_are_of_no_episode_once_outcomes_are_credited(harness: Har
     await read_samples(harness)
     samples = {sample.turn_id: sample.group_id for sample in await harness.all(Sample)}
     assert samples[turns[0].id] == turns[0].completion_id
+
+
+async def test_open_samples_of_an_episode_are_learned_from_once_outcomes_are_credited(harness: Harness) -> None:
+    """They keep its key, and a batch no longer has all of an episode, which may have more samples than are read."""
+    await credit(harness, 8, by="outcome", raters__max_cluster_share=1.0, raters__max_conversation_share=1.0)
+    await add_samples(harness, 100, lambda number: (-1.0) ** number)
+    async with harness.db.write() as session:
+        await session.execute(update(Sample).values(group_id="episode/ep-old"))
+    assert await assemble(harness.db, harness.settings) == 1
+    assert [sample.state for sample in await harness.all(Sample)].count(SampleState.BATCHED) > 0
 
 
 async def test_samples_that_failed_are_isolated_from_their_episodes(harness: Harness) -> None:
