@@ -104,4 +104,9 @@ class Episode(Entity, Base):
         ),
         partial_index("ix_episodes_trace_id", "project_id", "trace_id", where="trace_id IS NOT NULL"),
         partial_index("ix_episodes_group_id", "project_id", "group_id", where="group_id IS NOT NULL"),
+        partial_index(
+            "ix_episodes_of_group",
+            *("project_id", "group_id", "created_at", "id"),
+            where="group_id IS NOT NULL",
+        ),
     )

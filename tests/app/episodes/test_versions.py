@@ -1,9 +1,11 @@
 """Which version answers the later chats of an episode: `version` "follow", "leash" and "pin"."""
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, text, update
+from sqlalchemy.dialects import sqlite
 
-from app.models import Engine, Policy, Version, VersionState
+from app.chat.episode_limits import GROUP_VERSION
+from app.models import Engine, Episode, Policy, Version, VersionState
 from tests.app.episodes.test_groups import forget, load_new_version, versions
 from tests.support import episodes
 from tests.support.deployment import Harness
@@ -88,3 +90,14 @@ async def test_request_that_names_a_version_is_stronger(harness: Harness, script
 async def test_other_rules_are_refused(harness: Harness) -> None:
     answer = await harness.api.post("/v1/episodes", json={"policy": "shop", "version": "newest"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
+
+
+async def test_version_of_the_group_is_found_by_an_index_of_groups(harness: Harness) -> None:
+    """SQLite would otherwise read all episodes of the project in their order, for the first chat of each attempt."""
+    if not harness.db.embedded:
+        pytest.skip("PostgreSQL's plan depends on the statistics of the table")
+    query = select(GROUP_VERSION).select_from(Episode).where(Episode.id == "ep-1")
+    sql = query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True})
+    async with harness.db.read() as session:
+        plan = (await session.execute(text(f"EXPLAIN QUERY PLAN {sql}"))).all()
+    assert any("ix_episodes_of_group (project_id=? AND group_id=?)" in step.detail for step in plan), plan
