@@ -19,10 +19,11 @@ MAX_BODY_BYTES = 1 << 20
 
 
 class Answer(NamedTuple):
-    """A status and a body, of which at most MAX_BODY_BYTES were read."""
+    """A status and a body. `is_cut`: the body was longer than was read of it."""
 
     status: int
     text: str
+    is_cut: bool = False
 
     @property
     def is_success(self) -> bool:
@@ -46,16 +47,18 @@ def _ssl_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-async def post_json(client: httpx2.AsyncClient, url: str, body: JsonValue, *, noun: str) -> Answer:
+async def post_json(
+    client: httpx2.AsyncClient, url: str, body: JsonValue, *, noun: str, max_bytes: int = MAX_BODY_BYTES
+) -> Answer:
     """Return the answer. Raises InfrastructureFailure if there is none; `noun` says in its message who was called."""
     content = bytearray()
     try:
         async with client.stream("POST", url, json=body, headers={"accept-encoding": "identity"}) as response:
             async for chunk in response.aiter_raw():
                 content += chunk
-                if len(content) >= MAX_BODY_BYTES:
+                if len(content) > max_bytes:
                     break
             status = response.status_code
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
         raise InfrastructureFailure(f"{noun} does not answer ({type(error).__name__})") from error
-    return Answer(status, bytes(content[:MAX_BODY_BYTES]).decode("utf-8", "replace"))
+    return Answer(status, bytes(content[:max_bytes]).decode("utf-8", "replace"), len(content) > max_bytes)
