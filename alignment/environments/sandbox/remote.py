@@ -55,7 +55,7 @@ class RemoteSandbox(Sandbox):
 
     async def _run(self, code: str, stdin: str, limits: SandboxLimits) -> Execution:
         if self._client is None:
-            self._client = open_client(self._headers, seconds=self.limits.seconds + GRACE_SECONDS)
+            self._client = open_client(self._headers)
         try:
             code.encode()
         except UnicodeEncodeError as error:  # as CPython says of such a file
@@ -72,6 +72,7 @@ class RemoteSandbox(Sandbox):
                 "memory_limit_MB": limits.memory_mb,
             },
             noun=noun,
+            seconds=limits.seconds + GRACE_SECONDS,
             max_bytes=max(MAX_BODY_BYTES, MAX_BYTES_ESCAPED * 2 * limits.output_bytes),
         )
         if not answer.is_success:
