@@ -6,7 +6,7 @@ import urllib.request
 import httpx
 import httpx2
 import pytest
-import requests  # type: ignore[import-untyped]
+import requests
 
 from alignment.environments.errors import InfrastructureFailure, describe_error, is_host_failure
 from alignment.environments.tools.function_tool import FunctionTool
