@@ -21,7 +21,7 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from alignment.environments.errors import InfrastructureFailure
-from alignment.environments.http_client import open_client, post_json
+from alignment.environments.http_client import ANSWER_SECONDS, open_client, post_json
 
 MAX_QUERY_WORDS = 32
 QUERY_SECONDS = 5.0
@@ -41,7 +41,7 @@ class DocumentSource(Protocol):
     """Finds documents."""
 
     async def search(self, query: str, limit: int) -> list[Document]:
-        """Return at most `limit` documents, the best first. Raises InfrastructureFailure."""
+        """Return at most `limit` documents, the best first. Raises InfrastructureFailure, also where it takes long."""
         ...
 
     async def close(self) -> None: ...
@@ -144,15 +144,16 @@ class DocumentService:
     The first line of a document's `contents` is its title.
     """
 
-    def __init__(self, url: str, *, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, url: str, *, headers: dict[str, str] | None = None, seconds: float = ANSWER_SECONDS) -> None:
         self._url = url
+        self._seconds = seconds
         self._headers = headers
         self._client: httpx2.AsyncClient | None = None
 
     async def search(self, query: str, limit: int) -> list[Document]:
         self._client = self._client or open_client(self._headers)
         body: JsonValue = {"queries": [query], "topk": limit, "return_scores": True}
-        answer = await post_json(self._client, self._url, body, noun="the search service")
+        answer = await post_json(self._client, self._url, body, noun="the search service", seconds=self._seconds)
         try:
             [hits] = _RetrieveAnswer.model_validate_json(answer.text if answer.is_success else "").result
         except (ValidationError, ValueError) as error:

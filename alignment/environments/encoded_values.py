@@ -9,7 +9,7 @@ PlainValue = str | int | float | bool | None | Sequence["PlainValue"] | Mapping[
 def encode_value(value: object) -> object:  # its source is run by Monty, too, which knows no hints of ours
     """Return the value as lists with the name of its type first. What is no plain value becomes ["other"].
 
-    Example: (1, {"a": 2.0}) -> ["tuple", 1, ["dict", [["a", 2.0]]]]
+    Example: (1, {"a": 2.0}) -> ["tuple", 1, ["dict", ["a", 2.0]]]
     """
     if value is None or isinstance(value, (bool, str, int)):
         return value
@@ -20,7 +20,16 @@ def encode_value(value: object) -> object:  # its source is run by Monty, too, w
     if isinstance(value, (list, tuple)):
         return ["list" if isinstance(value, list) else "tuple"] + [encode_value(item) for item in value]
     if isinstance(value, (set, frozenset)):
-        return ["set", sorted([encode_value(item) for item in value], key=str)]
+        return ["set", *sorted([encode_value(item) for item in value], key=str)]
     if isinstance(value, dict):
-        return ["dict", sorted([[encode_value(key), encode_value(item)] for key, item in value.items()], key=str)]
+        return ["dict", *sorted([[encode_value(key), encode_value(item)] for key, item in value.items()], key=str)]
     return ["other"]
+
+
+def is_plain(value: object) -> bool:
+    """Return whether the value can be encoded whole: text, numbers, None, and collections of them."""
+    if isinstance(value, Mapping):
+        return isinstance(value, dict) and all(is_plain(key) and is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, (str, int, float))

@@ -16,17 +16,30 @@ Example:
 import ast
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import getsource
+from textwrap import indent
 
 from pydantic import JsonValue
 
-from alignment.environments.encoded_values import PlainValue, encode_value
+from alignment.environments.encoded_values import PlainValue, encode_value, is_plain
 from alignment.environments.sandbox.base import Execution, Sandbox, Status
 
 RELATIVE_TOLERANCE = 1e-9  # of floating point numbers
+ZERO_TOLERANCE = 1e-12  # where 0 is expected, which nothing is relatively close to
 MAX_REASON_CHARS = 200
+MAX_EXPECTED_BYTES = 1 << 20  # of what a test expects, as it is printed
+# Comments, the module's docstring and `from __future__` imports, which nothing may be put before.
+PRELUDE = re.compile(
+    r"(?:[ \t]*(?:#.*)?\n|\"\"\"[\s\S]*?\"\"\".*\n|'''[\s\S]*?'''.*\n|from __future__ import (?:\([^)]*\).*|.*)\n)*+"
+)
+# Names that the program may define anew: they are bound before it runs.
+BUILTINS = (
+    *("BaseException", "bool", "dict", "float", "frozenset", "int", "isinstance", "list", "object", "print", "set"),
+    *("sorted", "str", "tuple", "type"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,9 @@ class ProgramTest:
 
     stdin: str
     stdout: str
+
+    def __post_init__(self) -> None:
+        _check_size(self.stdout)
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,17 @@ class CallTest:
     def __post_init__(self) -> None:
         if not self.function.isidentifier():
             raise ValueError(f"{self.function!r} is no name of a function")
+        if not is_plain(self.expected):
+            raise ValueError(
+                f"{self.expected!r:.200} cannot be compared: expect text, numbers, None, or lists, tuples, sets and "
+                "dictionaries of them, such as the hex digits of bytes"
+            )
+        _check_size(json.dumps(encode_value(self.expected)))
+
+
+def _check_size(expected: str) -> None:
+    if len(expected.encode("utf-8", "replace")) > MAX_EXPECTED_BYTES:
+        raise ValueError(f"a test expects more than {MAX_EXPECTED_BYTES:,} bytes: use a shorter one")
 
 
 GradingTest = ProgramTest | CallTest
@@ -103,10 +130,18 @@ async def grade(sandbox: Sandbox, code: str, tests: Sequence[GradingTest]) -> Gr
 
 
 async def _grade_program(sandbox: Sandbox, code: str, test: ProgramTest) -> str | None:
-    execution = await sandbox.run(code, test.stdin)
+    execution = await sandbox.run(code, test.stdin, output_bytes=_output_bytes(sandbox, test.stdout))
     if not execution.is_success:
         return _describe_failure(execution)
     return None if _lines(execution.stdout) == _lines(test.stdout) else "wrong output"
+
+
+def _output_bytes(sandbox: Sandbox, expected: str) -> int:
+    """Return a limit from which nothing of an output as long as the expected one is cut.
+
+    Only the tail, a half, is sure to hold the results; and numbers of the same value may be longer (1, 1.0000000001).
+    """
+    return sandbox.limits.output_bytes + 4 * len(expected.encode("utf-8", "replace"))
 
 
 def _lines(text: str) -> list[str]:
@@ -114,28 +149,49 @@ def _lines(text: str) -> list[str]:
 
 
 async def _grade_calls(sandbox: Sandbox, code: str, calls: Sequence[CallTest]) -> list[str | None]:
-    execution = await sandbox.run(f"{code}\n\n{_driver(calls)}")
+    expected = json.dumps([{"value": encode_value(call.expected)} for call in calls])
+    execution = await sandbox.run(_program(code, calls), output_bytes=_output_bytes(sandbox, expected))
     results = _read_results(execution.stdout)
     if len(results) != len(calls):
         return [_describe_failure(execution)] * len(calls)
     return [_compare(result, call) for result, call in zip(results, calls, strict=True)]
 
 
+def _program(code: str, calls: Sequence[CallTest]) -> str:
+    """Return the program with calls at its end. It prints on its last line what each returned or raised.
+
+    What the calls need is defined before the program, in a scope of its own, since a program may well have a `list` or
+    an `encode_value` itself.
+    """
+    prelude = PRELUDE.match(code)
+    split = prelude.end() if prelude else 0
+    lines = [
+        f"_attune_call(lambda *arguments: {call.function}(*arguments), {number})" for number, call in enumerate(calls)
+    ]
+    return "\n".join([code[:split] + _driver(calls), code[split:], "", *lines, "_attune_finish()"])
+
+
 def _driver(calls: Sequence[CallTest]) -> str:
-    """Return the program that makes the calls, and prints on its last line what each returned or raised."""
-    call_lines = [f"_attune_call(lambda: {call.function}(*{call.arguments!r}))" for call in calls]
+    body = [
+        "import json",
+        "dumps = json.dumps",
+        "inf, nan, results = float('inf'), float('nan'), []",
+        f"arguments = {[call.arguments for call in calls]!r}",
+        getsource(encode_value),
+        "def call(function, number):",
+        "    try:",
+        "        results.append({'value': encode_value(function(*arguments[number]))})",
+        "    except BaseException as error:",
+        f"        results.append({{'error': (type(error).__name__ + ': ' + str(error))[:{MAX_REASON_CHARS}]}})",
+        "def finish():",
+        "    print('\\n' + dumps(results))",
+        "return call, finish",
+    ]
     return "\n".join(
         [
-            "import json as _attune_json",
-            getsource(encode_value),
-            "_attune_results = []",
-            "def _attune_call(function):",
-            "    try:",
-            "        _attune_results.append({'value': encode_value(function())})",
-            "    except BaseException as error:",
-            "        _attune_results.append({'error': type(error).__name__ + ': ' + str(error)})",
-            *call_lines,
-            "print('\\n' + _attune_json.dumps(_attune_results))",
+            f"def _attune_driver({', '.join(f'{name}={name}' for name in BUILTINS)}):",
+            indent("\n".join(body), "    "),
+            "_attune_call, _attune_finish = _attune_driver()",
         ]
     )
 
@@ -161,11 +217,21 @@ def _are_equal(actual: object, expected: object) -> bool:
     """Compare encoded values. Numbers may differ by rounding."""
     if isinstance(actual, int | float) and isinstance(expected, int | float):
         if isinstance(actual, float) or isinstance(expected, float):
-            return math.isclose(actual, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=RELATIVE_TOLERANCE)
+            return _are_close(actual, expected)
         return actual == expected
     if isinstance(actual, list) and isinstance(expected, list):
+        if expected == ["other"]:
+            return False  # what is no plain value is equal to nothing
         return len(actual) == len(expected) and all(map(_are_equal, actual, expected))
     return type(actual) is type(expected) and actual == expected
+
+
+def _are_close(actual: float, expected: float) -> bool:
+    tolerance = 0.0 if expected else ZERO_TOLERANCE
+    try:
+        return math.isclose(actual, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=tolerance)
+    except OverflowError:  # an integer that is larger than any floating point number
+        return False
 
 
 def _describe_failure(execution: Execution) -> str:

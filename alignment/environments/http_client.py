@@ -4,6 +4,7 @@ The addresses come from whoever configures the environment. Messages name neithe
 keys.
 """
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -15,25 +16,27 @@ from pydantic import JsonValue
 from alignment.environments.errors import InfrastructureFailure
 
 CONNECT_SECONDS = 3.0
+ANSWER_SECONDS = 30.0  # until an answer is complete; a slower service is a failure of the host
 MAX_BODY_BYTES = 1 << 20
 
 
 class Answer(NamedTuple):
-    """A status and a body, of which at most MAX_BODY_BYTES were read."""
+    """A status and a body. `is_cut`: the body was longer than was read of it."""
 
     status: int
     text: str
+    is_cut: bool = False
 
     @property
     def is_success(self) -> bool:
         return 200 <= self.status < 300
 
 
-def open_client(headers: Mapping[str, str] | None = None, *, seconds: float | None = None) -> httpx2.AsyncClient:
-    """Return a client with a limit on reads, by default none: the limit of a call ends it."""
+def open_client(headers: Mapping[str, str] | None = None) -> httpx2.AsyncClient:
+    """Return a client without a limit on reads: `post_json` has one for the whole."""
     return httpx2.AsyncClient(
         headers=dict(headers or {}),
-        timeout=httpx2.Timeout(seconds, connect=CONNECT_SECONDS),
+        timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
         verify=_ssl_context(),
         follow_redirects=False,
         trust_env=False,
@@ -46,16 +49,29 @@ def _ssl_context() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-async def post_json(client: httpx2.AsyncClient, url: str, body: JsonValue, *, noun: str) -> Answer:
+async def post_json(
+    client: httpx2.AsyncClient,
+    url: str,
+    body: JsonValue,
+    *,
+    noun: str,
+    seconds: float = ANSWER_SECONDS,
+    max_bytes: int = MAX_BODY_BYTES,
+) -> Answer:
     """Return the answer. Raises InfrastructureFailure if there is none; `noun` says in its message who was called."""
     content = bytearray()
     try:
-        async with client.stream("POST", url, json=body, headers={"accept-encoding": "identity"}) as response:
+        async with (
+            asyncio.timeout(seconds),
+            client.stream("POST", url, json=body, headers={"accept-encoding": "identity"}) as response,
+        ):
             async for chunk in response.aiter_raw():
                 content += chunk
-                if len(content) >= MAX_BODY_BYTES:
+                if len(content) > max_bytes:
                     break
             status = response.status_code
+    except TimeoutError as error:
+        raise InfrastructureFailure(f"{noun} does not answer within {seconds:g} s") from error
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
         raise InfrastructureFailure(f"{noun} does not answer ({type(error).__name__})") from error
-    return Answer(status, bytes(content[:MAX_BODY_BYTES]).decode("utf-8", "replace"))
+    return Answer(status, bytes(content[:max_bytes]).decode("utf-8", "replace"), len(content) > max_bytes)

@@ -63,17 +63,23 @@ class Sandbox(ABC):
         self.limits = limits or SandboxLimits()
         self._places = asyncio.Semaphore(self.limits.concurrent_runs)
 
-    async def run(self, code: str, stdin: str = "") -> Execution:
-        """Run a Python program. Raises InfrastructureFailure if the sandbox fails, rather than the program."""
+    async def run(self, code: str, stdin: str = "", *, output_bytes: int | None = None) -> Execution:
+        """Run a Python program. Raises InfrastructureFailure if the sandbox fails, rather than the program.
+
+        `output_bytes` replaces that of the limits, for programs that must print more.
+        """
+        limits = self.limits
+        if output_bytes is not None:
+            limits = limits.model_copy(update={"output_bytes": output_bytes})
         async with self._place():
-            return await self._run(code, stdin)
+            return await self._run(code, stdin, limits)
 
     async def close(self) -> None:
         """End the processes that the sandbox holds between runs."""
         return None
 
     @abstractmethod
-    async def _run(self, code: str, stdin: str) -> Execution: ...
+    async def _run(self, code: str, stdin: str, limits: SandboxLimits) -> Execution: ...
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

@@ -61,15 +61,15 @@ class BubblewrapSandbox(Sandbox):
         self._command: list[str] | None = None
         self._lock = asyncio.Lock()
 
-    async def _run(self, code: str, stdin: str) -> Execution:
+    async def _run(self, code: str, stdin: str, limits: SandboxLimits) -> Execution:
         async with self._lock:
             if self._command is None:
                 command = await self._build_command()
                 await self._check(command)
                 self._command = command
-        return await self._run_command(self._command, code, stdin)
+        return await self._run_command(self._command, code, stdin, limits)
 
-    async def _run_command(self, command: Sequence[str], code: str, stdin: str) -> Execution:
+    async def _run_command(self, command: Sequence[str], code: str, stdin: str, limits: SandboxLimits) -> Execution:
         with ExitStack() as stack:
             code_fd = stack.enter_context(_memory_file(code.encode("utf-8", "replace")))
             filter_fd = stack.enter_context(_memory_file(build_filter()))
@@ -81,9 +81,9 @@ class BubblewrapSandbox(Sandbox):
             bwrap, *isolation = command
             full_command = [bwrap, *isolation, *options, "--chdir", "/tmp", str(self._interpreter), "-S", "-s", PROGRAM]
             execution = await run_process(
-                with_rlimits(full_command, self.limits),
+                with_rlimits(full_command, limits),
                 stdin,
-                self.limits,
+                limits,
                 environment={},
                 pass_fds=(code_fd, filter_fd, status_fd),
             )
@@ -96,7 +96,7 @@ class BubblewrapSandbox(Sandbox):
 
     async def _check(self, command: Sequence[str]) -> None:
         """Run a first program, since a failure to start the interpreter looks like one of the program."""
-        execution = await self._run_command(command, "print(6 * 7)", "")
+        execution = await self._run_command(command, "print(6 * 7)", "", self.limits)
         if execution.stdout != "42\n":
             raise InfrastructureFailure(
                 f"bubblewrap cannot start {self._interpreter}: {execution.status}, {execution.stderr[:500].strip()}"

@@ -29,11 +29,11 @@ class MontySandbox(Sandbox):
         self._pool: AsyncMonty | None = None
         self._lock = asyncio.Lock()
 
-    async def _run(self, code: str, stdin: str) -> Execution:
+    async def _run(self, code: str, stdin: str, limits: SandboxLimits) -> Execution:
         pool = await self._open_pool()
         import pydantic_monty as monty
 
-        outputs: defaultdict[str, BoundedOutput] = defaultdict(lambda: BoundedOutput(self.limits.output_bytes))
+        outputs: defaultdict[str, BoundedOutput] = defaultdict(lambda: BoundedOutput(limits.output_bytes))
 
         def collect(stream: Literal["stdout", "stderr"], text: str) -> None:
             outputs[stream].write(text.encode("utf-8", "replace"))
@@ -42,13 +42,13 @@ class MontySandbox(Sandbox):
             exit_code = None if status is Status.TIMEOUT else int(bool(error))
             return Execution(status, exit_code, outputs["stdout"].text(), outputs["stderr"].text() + error)
 
-        limits = monty.ResourceLimits(
-            max_feed_duration_secs=self.limits.seconds,
-            max_memory=self.limits.memory_mb << 20,
-            max_total_sleep_secs=self.limits.seconds,
+        resources = monty.ResourceLimits(
+            max_feed_duration_secs=limits.seconds,
+            max_memory=limits.memory_mb << 20,
+            max_total_sleep_secs=limits.seconds,
         )
         try:
-            async with pool.checkout(limits=limits) as session:
+            async with pool.checkout(limits=resources) as session:
                 await session.feed_run(code, print_callback=collect)
         except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
             if str(error).startswith(TIME_LIMIT):

@@ -4,7 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from alignment.environments.sandbox.base import Execution, Sandbox
+from alignment.environments.sandbox.base import Execution, Sandbox, SandboxLimits
 from alignment.environments.sandbox.process import run_process
 
 
@@ -14,10 +14,10 @@ class UnsafeSandbox(Sandbox):
     Only time and output are limited.
     """
 
-    async def _run(self, code: str, stdin: str) -> Execution:
+    async def _run(self, code: str, stdin: str, limits: SandboxLimits) -> Execution:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder) / "main.py"
             program.write_bytes(code.encode("utf-8", "replace"))
             command = [sys.executable, "-S", "-s", str(program)]
             environment = {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
-            return await run_process(command, stdin, self.limits, environment=environment, directory=Path(folder))
+            return await run_process(command, stdin, limits, environment=environment, directory=Path(folder))

@@ -70,11 +70,11 @@ class Tool(ABC, Generic[State]):
 
     `parameters` is the JSON schema of the arguments, which are checked against it before `execute`.
 
-    Of an exception of `execute` the model sees type and message, as the result of its call. ToolError's message is
-    shown as it is. InfrastructureFailure, and an error of a connection, end the episode instead.
+    Of an exception of `execute` the model sees the type and the message's first line, without queries of URLs.
+    ToolError's message is shown as it is. InfrastructureFailure, and an error of a connection, end the episode instead.
 
-    `has_own_time_limit`: the tool ends its calls itself, so that time for which the host lets a call wait is not the
-    model's fault. `call_seconds` of the limits does not hold for it.
+    `has_own_time_limit`: the tool ends its calls itself, since a service that is slow, or for which a call waits, is
+    not the model's fault. `call_seconds` of the limits does not hold for it.
     """
 
     has_own_time_limit = False
@@ -86,6 +86,10 @@ class Tool(ABC, Generic[State]):
     @abstractmethod
     async def create(self, episode: EpisodeContext) -> State:
         """Return the state of a new episode, before its first call. All exceptions are failures of the host."""
+
+    async def wait(self) -> None:
+        """Wait until a call may begin, which is no part of its time. All exceptions are failures of the host."""
+        return None
 
     @abstractmethod
     async def execute(self, state: State, arguments: JsonObject) -> ToolResult:

@@ -31,6 +31,7 @@ from alignment.environments.errors import InfrastructureFailure, ToolError, desc
 from alignment.environments.tools.base import EpisodeContext, JsonObject, Tool, ToolResult
 
 MAX_RUNNING_CALLS = 32
+WAIT_SECONDS = 60.0  # for a free place
 ARGUMENT = re.compile(r"^(\w+)(?: *\([^)]*\))?: *(.*)$")
 
 Function = Callable[..., object] | Callable[..., Awaitable[object]]
@@ -42,8 +43,9 @@ class FunctionTool(Tool[EpisodeContext]):
     A parameter whose type is EpisodeContext gets the episode, and is no part of the schema. A result that is no text
     becomes JSON. ToolResult passes as it is.
 
-    An ordinary function runs in a thread, which cannot be stopped: after a time-out it goes on. While
-    `max_running_calls` of them run, further calls are failures of the host.
+    An ordinary function runs in a thread, which cannot be stopped: after a time-out it goes on. At most
+    `max_running_calls` of them run at a time, and the others wait, which does not count as time of the call. Where
+    calls that hang hold all places, that is a failure of the host.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class FunctionTool(Tool[EpisodeContext]):
         name: str | None = None,
         description: str | None = None,
         max_running_calls: int = MAX_RUNNING_CALLS,
+        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._function = function
         hints = get_type_hints(function, include_extras=True)
@@ -63,11 +66,37 @@ class FunctionTool(Tool[EpisodeContext]):
         self._context_names = [parameter for parameter in parameters if hints.get(parameter) is EpisodeContext]
         self._model = _argument_model(function, hints, descriptions, excluded=self._context_names)
         self.parameters = _schema(self._model)
-        self._num_running = 0
         self._max_running = max_running_calls
+        self._wait_seconds = wait_seconds
+        self._running: set[object] = set()
+        self._hung: set[object] = set()  # those whose call is over
+        self._waiting: set[asyncio.Future[None]] = set()
 
     async def create(self, episode: EpisodeContext) -> EpisodeContext:
         return episode
+
+    async def wait(self) -> None:
+        """Wait until fewer than `max_running_calls` run."""
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                while len(self._running) >= self._max_running:
+                    if len(self._hung) >= self._max_running:
+                        raise InfrastructureFailure(f"{len(self._hung)} calls of {self.name!r} hang")
+                    changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.add(changed)
+                    try:
+                        await changed
+                    finally:
+                        self._waiting.discard(changed)
+        except TimeoutError as error:
+            raise InfrastructureFailure(
+                f"no free place for a call of {self.name!r} within {self._wait_seconds:g} s"
+            ) from error
+
+    def _wake(self) -> None:
+        for changed in self._waiting:
+            if not changed.done():
+                changed.set_result(None)
 
     async def execute(self, state: EpisodeContext, arguments: JsonObject) -> ToolResult:
         try:
@@ -82,13 +111,11 @@ class FunctionTool(Tool[EpisodeContext]):
 
     async def _run_in_thread(self, values: dict[str, object]) -> object:
         """Run the function in a thread of its own: those of asyncio's pool are few, and may all hang."""
-        if self._num_running >= self._max_running:
-            raise InfrastructureFailure(f"{self._num_running} calls of {self.name!r} still run")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[object] = loop.create_future()
 
         def finish(value: object, error: Exception | None) -> None:
-            self._num_running -= 1
+            self._wake()
             if done.done():
                 return  # cancelled by the time-out
             if error is None:
@@ -105,12 +132,20 @@ class FunctionTool(Tool[EpisodeContext]):
                 failure = RuntimeError(describe_error(error))
             except Exception as error:
                 failure = error
+            self._running.discard(done)
+            self._hung.discard(done)
             with suppress(RuntimeError):  # the loop has been closed meanwhile
                 loop.call_soon_threadsafe(finish, value, failure)
 
-        self._num_running += 1
+        self._running.add(done)
         threading.Thread(target=call, daemon=True, name=f"tool-{self.name}").start()
-        return await done
+        try:
+            return await done
+        except asyncio.CancelledError:
+            if done in self._running:
+                self._hung.add(done)
+                self._wake()
+            raise
 
 
 def _to_result(value: object) -> ToolResult:

@@ -10,20 +10,25 @@ Example:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from alignment.environments.errors import InfrastructureFailure, ToolError, describe_error
-from alignment.environments.http_client import open_client
+from alignment.environments.http_client import ANSWER_SECONDS, open_client
 from alignment.environments.tools.base import EpisodeContext, JsonObject, Tool, ToolResult
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult
+    from mcp.types import Tool as RemoteTool
+
+log = logging.getLogger(__name__)
 
 INVALID_PARAMS = -32602  # JSON-RPC's code for arguments that the server does not accept
+CLOSE_SECONDS = 10.0  # until a connection is given up
 INSTALL = "tools of MCP servers need the package mcp: pip install 'attune-server[mcp]'"
 
 
@@ -32,7 +37,8 @@ class McpServer:
     """How to reach a server: a command for stdio, or the URL of streamable HTTP.
 
     A command gets the variables of `environment` and a few such as PATH, no others. `only` selects tools by name, and
-    `prefix` goes before the names, so that two servers can have tools of one name. `headers` may hold keys.
+    `prefix` goes before the names, so that two servers can have tools of one name. `headers` may hold keys. No answer
+    to a call within `answer_seconds` is a failure of the host.
     """
 
     command: Sequence[str] = ()
@@ -42,6 +48,7 @@ class McpServer:
     only: frozenset[str] | None = None
     prefix: str = ""
     connect_seconds: float = 30.0
+    answer_seconds: float = ANSWER_SECONDS
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
@@ -52,7 +59,8 @@ class McpServer:
         connection = McpConnection(self)
         await connection.open()
         try:
-            listed = await connection.client.list_tools()
+            async with asyncio.timeout(self.answer_seconds):
+                listed = await _list_pages(connection.client)
         except Exception as error:
             raise InfrastructureFailure(f"the MCP server lists no tools: {describe_error(error)}") from error
         finally:
@@ -60,9 +68,20 @@ class McpServer:
         connections = McpConnections(self)
         return [
             McpTool(connections, tool.name, f"{self.prefix}{tool.name}", tool.description or "", tool.input_schema)
-            for tool in listed.tools
+            for tool in listed
             if self.only is None or tool.name in self.only
         ]
+
+
+async def _list_pages(client: Client) -> list[RemoteTool]:
+    tools: list[RemoteTool] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return tools
 
 
 class McpConnection:
@@ -105,7 +124,11 @@ class McpConnection:
         if self._task is not None:
             if self._client is None:
                 self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+            if not self._task.done():
+                log.warning("mcp_close_failed", extra={"seconds": CLOSE_SECONDS})
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
 
     async def _run(self, opened: asyncio.Future[None]) -> None:
         try:
@@ -139,12 +162,12 @@ class McpConnections:
     """The connections of a server by episode. One is open as long as a tool uses it."""
 
     def __init__(self, server: McpServer) -> None:
-        self._server = server
+        self.server = server
         self._by_episode: dict[str, McpConnection] = {}
 
     async def acquire(self, episode_id: str) -> McpConnection:
         """Return the episode's connection, which the first of its tools opens. Raises InfrastructureFailure."""
-        connection = self._by_episode.setdefault(episode_id, McpConnection(self._server))
+        connection = self._by_episode.setdefault(episode_id, McpConnection(self.server))
         connection.num_users += 1
         try:
             await connection.open()
@@ -170,10 +193,13 @@ class McpState:
 class McpTool(Tool[McpState]):
     """A tool of a server. A result that the server marks as an error is shown to the model."""
 
+    has_own_time_limit = True
+
     def __init__(
         self, connections: McpConnections, remote_name: str, name: str, description: str, parameters: JsonObject
     ) -> None:
         self._connections = connections
+        self._seconds = connections.server.answer_seconds
         self._remote_name = remote_name
         self.name = name
         self.description = description
@@ -186,7 +212,8 @@ class McpTool(Tool[McpState]):
         from mcp import MCPError
 
         try:
-            result = await state.connection.client.call_tool(self._remote_name, arguments)
+            async with asyncio.timeout(self._seconds):
+                result = await state.connection.client.call_tool(self._remote_name, arguments)
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolError(error.message) from error

@@ -17,8 +17,11 @@ NOTHING = "No document has any of these words."
 class SearchTool(Tool[None]):
     """Shows the best `limit` documents, each cut to `document_bytes`, so that a long one does not displace the others.
 
-    A query is words alone: quotes, operators and brackets are ignored, and never an error.
+    A query is words alone: quotes, operators and brackets are ignored, and never an error. The source ends
+    slow searches, which are failures of the host.
     """
+
+    has_own_time_limit = True
 
     def __init__(
         self,

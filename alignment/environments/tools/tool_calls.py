@@ -41,10 +41,18 @@ class AssistantMessage(BaseModel):
 
 
 def read_arguments(call: ToolCall) -> JsonObject:
-    """Return the arguments of a call, {} for none. Raises ToolError if they are no JSON object."""
+    """Return the arguments of a call, {} for none. Raises ToolError if they are no JSON object of valid Unicode."""
     arguments = call.function.arguments
-    if arguments is None or isinstance(arguments, dict):
-        return arguments or {}
+    if isinstance(arguments, str):
+        arguments = _parse(arguments)
+    try:
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # a tool could not send them to its service
+        raise ToolError("the arguments are not valid Unicode: a surrogate such as \\ud800 is alone") from error
+    return arguments or {}
+
+
+def _parse(arguments: str) -> JsonObject:
     if not arguments.strip():
         return {}
     try:

@@ -99,6 +99,7 @@ class _OpenTool(Generic[State]):
         except ToolError as error:
             raise _Refused(Fault.BAD_ARGUMENTS, str(error)) from error
         state = await self.create()
+        await self._wait()
         try:
             async with asyncio.timeout(None if self._tool.has_own_time_limit else limits.call_seconds) as limit:
                 return await self._tool.execute(state, arguments)
@@ -110,6 +111,14 @@ class _OpenTool(Generic[State]):
             if is_host_failure(error):
                 raise InfrastructureFailure(f"{self._tool.name}: {describe_error(error)}") from error
             raise _Refused(Fault.EXCEPTION, describe_error(error)) from error
+
+    async def _wait(self) -> None:
+        try:
+            await self._tool.wait()
+        except InfrastructureFailure:
+            raise
+        except Exception as error:
+            raise InfrastructureFailure(f"{self._tool.name}: {describe_error(error)}") from error
 
     async def reward(self) -> float:
         try:

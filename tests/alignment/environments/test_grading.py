@@ -2,12 +2,20 @@
 
 import importlib.util
 import shutil
+from typing import Any
 
 import pytest
 
 from alignment.environments.errors import InfrastructureFailure
-from alignment.environments.grading import CallTest, GradingTest, ProgramTest, grade, parse_asserts
-from alignment.environments.sandbox.base import Sandbox, SandboxLimits
+from alignment.environments.grading import (
+    MAX_EXPECTED_BYTES,
+    CallTest,
+    GradingTest,
+    ProgramTest,
+    grade,
+    parse_asserts,
+)
+from alignment.environments.sandbox.base import Execution, Sandbox, SandboxLimits
 from alignment.environments.sandbox.bubblewrap import BubblewrapSandbox
 from alignment.environments.sandbox.monty import MontySandbox
 from alignment.environments.sandbox.unsafe import UnsafeSandbox
@@ -81,9 +89,9 @@ async def test_expected_values_never_enter_the_sandbox() -> None:
             super().__init__()
             self.inputs: list[str] = []
 
-        async def run(self, code: str, stdin: str = "") -> object:  # type: ignore[override]
+        async def run(self, code: str, stdin: str = "", *, output_bytes: int | None = None) -> Execution:
             self.inputs += [code, stdin]
-            return await super().run(code, stdin)
+            return await super().run(code, stdin, output_bytes=output_bytes)
 
     recording = Recording()
     tests: list[GradingTest] = [CallTest("f", (11111,), 987654321), ProgramTest("22222", "987654321")]
@@ -122,6 +130,50 @@ async def test_types_count_and_rounding_does_not(sandbox: Sandbox) -> None:
     assert not await passes("None", False)
     assert not await passes("0.1 + 0.2", 0.3001)
     assert not await passes("f", "f")
+    assert not await passes("{f}", {"other"})
+    assert not await passes("[f]", ["other"])
+    assert await passes("{'other'}", {"other"})
+    assert not await passes("10 ** 400", 1.5)
+    assert not await passes("0", 6.67e-11)
+    assert await passes("6.67e-11 * (1 + 1e-12)", 6.67e-11)
+    assert await passes("0.1 + 0.2 - 0.3", 0.0)
+
+
+@pytest.mark.parametrize("expected", [b"secret", 1 + 2j, ..., [b"x"], {"a": (b"x",)}, {(b"x",): 1}, {b"x"}])
+def test_expected_values_that_cannot_be_compared_are_refused(expected: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be compared: expect text, numbers"):
+        CallTest("f", (), expected)
+    with pytest.raises(ValueError, match="cannot be compared"):
+        parse_asserts(f"assert f() == {expected!r}".replace("Ellipsis", "..."))
+
+
+PROGRAMS_WITH_NAMES_OF_OTHERS = [
+    "list = [1, 2]\nsorted = print = str = isinstance = type = 7\n{}",
+    "def encode_value(value):\n    return 0\ndef call(function):\n    return 0\njson = results = arguments = 0\n{}",
+    '"""Doc."""\n# Comment\nfrom __future__ import annotations\n\nfrom __future__ import (\n    division,\n)\n{}',
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS_WITH_NAMES_OF_OTHERS)
+async def test_program_may_use_any_name(sandbox: Sandbox, program: str) -> None:
+    code = program.format("def f(x, y):\n    return ([1], {2}, {'a': len(y)}, x)")
+    test = CallTest("f", (float("inf"), {1, 2}), ([1], {2}, {"a": 2}, float("inf")))
+    assert (await grade(sandbox, code, [test])).reasons == (None,)
+
+
+async def test_long_output_is_compared_whole(sandbox: Sandbox) -> None:
+    numbers = list(range(20_000))
+    tests: list[GradingTest] = [ProgramTest("", "\n".join(map(str, numbers))), CallTest("f", (), numbers)]
+    code = "print(*range({}), sep='\\n')\ndef f():\n    return list(range({}))"
+    assert (await grade(sandbox, code.format(20_000, 20_000), tests)).reasons == (None, None)
+    assert (await grade(sandbox, code.format(20_001, 19_999), tests)).reasons == ("wrong output", "wrong result")
+
+
+def test_expected_output_that_is_too_long_is_refused() -> None:
+    for make in (lambda: ProgramTest("", "x" * (MAX_EXPECTED_BYTES + 1)), lambda: CallTest("f", (), "é" * (1 << 18))):
+        with pytest.raises(ValueError, match="expects more than 1,048,576 bytes"):
+            make()
+    ProgramTest("", "x" * MAX_EXPECTED_BYTES)
 
 
 async def test_monty_grades_functions() -> None:
@@ -129,6 +181,7 @@ async def test_monty_grades_functions() -> None:
         skip_or_fail("pydantic-monty is not installed")
     monty = MontySandbox()
     assert (await grade(monty, "def add(a, b):\n    print('adding')\n    return a + b", ADD)).is_correct
+    assert (await grade(monty, "list = sorted = print = 0\ndef add(a, b):\n    return a + b", ADD)).is_correct
     assert (await grade(monty, "def add(a, b):\n    return 0", ADD)).reasons == ("wrong result", None, "wrong result")
     await monty.close()
 

@@ -142,6 +142,10 @@ async def test_wire_of_sandbox_fusion() -> None:
         run_result = {"status": "Error", "return_code": None, "stdout": None, "stderr": "x"}
         service.answer = (200, {"status": "Failed", "run_result": run_result})
         assert await remote.run("") == Execution(Status.FINISHED, 1, "", "x")
+        surrogate = await remote.run("x = '\ud800'")
+        assert (surrogate.exit_code, surrogate.stderr[:12]) == (1, "SyntaxError:")
+        service.answer = (200, {"status": "Success", "run_result": {"status": "Finished", "stdout": "a" * (2 << 20)}})
+        assert await remote.run("") == Execution(Status.FINISHED, 1, "", "Error: the program printed too much\n")
         for answer, message in [
             ((200, {"status": "SandboxError", "message": "no pod", "run_result": None}), "says SandboxError: no pod"),
             ((500, {}), "answered 500"),

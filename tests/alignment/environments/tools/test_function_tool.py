@@ -1,5 +1,6 @@
 """Functions as tools: schema from hints and docstring, arguments, results and threads."""
 
+import asyncio
 import threading
 from datetime import date
 from typing import Annotated, Literal
@@ -110,10 +111,47 @@ async def test_function_that_hangs_holds_up_nothing_until_too_many_do() -> None:
             for _ in range(2):
                 await tools.execute(assistant(("hang", {})))
             assert tools.count_faults() == {Fault.TIMEOUT: 2}
-            with pytest.raises(InfrastructureFailure, match="2 calls of 'hang' still run"):
+            with pytest.raises(InfrastructureFailure, match="2 calls of 'hang' hang"):
                 await tools.execute(assistant(("hang", {})))
     finally:
         release.set()
+
+
+async def test_calls_wait_for_a_place_and_waiting_is_no_part_of_their_time() -> None:
+    release = threading.Event()
+
+    def work() -> str:
+        release.wait(60)
+        return "done"
+
+    tool = FunctionTool(work, max_running_calls=2)
+    calls = [asyncio.create_task(call_one(tool, {}, ToolLimits(call_seconds=30))) for _ in range(6)]
+    await asyncio.sleep(0.2)
+    assert not any(call.done() for call in calls)
+    release.set()
+    assert [record.result.text for record in await asyncio.gather(*calls)] == ["done"] * 6
+
+
+async def test_calls_that_hang_end_the_calls_that_wait() -> None:
+    release = threading.Event()
+
+    def hang() -> None:
+        release.wait(60)
+
+    tool = FunctionTool(hang, max_running_calls=2)
+    calls = [call_one(tool, {}, ToolLimits(call_seconds=0.5)) for _ in range(3)]
+    try:
+        records = await asyncio.gather(*calls, return_exceptions=True)
+        with pytest.raises(InfrastructureFailure, match=r"no free place for a call of 'hang' within 0\.05 s"):
+            busy = FunctionTool(hang, max_running_calls=1, wait_seconds=0.05)
+            await asyncio.gather(call_one(busy, {}, ToolLimits(call_seconds=30)), call_one(busy, {}))
+    finally:
+        release.set()
+    assert [getattr(record, "fault", str(record)) for record in records] == [
+        Fault.TIMEOUT,
+        Fault.TIMEOUT,
+        "2 calls of 'hang' hang",
+    ]
 
 
 def test_function_without_hints_is_refused() -> None:

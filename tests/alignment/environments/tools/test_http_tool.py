@@ -9,10 +9,12 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from alignment.environments.documents import DocumentService
 from alignment.environments.errors import InfrastructureFailure
 from alignment.environments.tools.base import JsonObject
 from alignment.environments.tools.http_tool import HttpTool
 from alignment.environments.tools.limits import ToolLimits
+from alignment.environments.tools.search_tool import SearchTool
 from alignment.environments.tools.toolbox import Fault, Toolbox
 from tests.support.scripted_engine import serve
 from tests.support.tool_calls import EPISODE, assistant, call_one
@@ -77,13 +79,18 @@ async def test_refused_connection_is_a_failure_of_the_host() -> None:
         await call_one(weather(url), {})
 
 
-async def test_slow_service_is_told_to_the_model(url: str, service: Service) -> None:
+async def test_slow_service_is_a_failure_of_the_host(url: str, service: Service) -> None:
     class Slow(Response):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             await receive()  # until the client goes
 
     service.response = Slow()
-    assert (await call_one(weather(url), {}, ToolLimits(call_seconds=0.2))).fault is Fault.TIMEOUT
+    with pytest.raises(InfrastructureFailure, match=r"does not answer within 0\.2 s"):
+        await call_one(weather(url, seconds=0.2), {}, ToolLimits(call_seconds=0.1))
+    source = DocumentService(url, seconds=0.2)
+    with pytest.raises(InfrastructureFailure, match=r"the search service does not answer within 0\.2 s"):
+        await call_one(SearchTool(source), {"query": "a"}, ToolLimits(call_seconds=0.1))
+    await source.close()
 
 
 async def test_endless_body_is_cut(url: str, service: Service) -> None:

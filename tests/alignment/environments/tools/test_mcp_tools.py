@@ -4,12 +4,14 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from alignment.environments.errors import InfrastructureFailure
+from alignment.environments.tools import mcp_tools
 from alignment.environments.tools.base import EpisodeContext
-from alignment.environments.tools.mcp_tools import McpConnections, McpServer
+from alignment.environments.tools.mcp_tools import McpConnection, McpConnections, McpServer
 from alignment.environments.tools.toolbox import Fault, Toolbox
 from app.core.settings import REPOSITORY
 from tests.support.scripted_engine import serve
@@ -109,3 +111,42 @@ def test_server_has_a_command_or_a_url() -> None:
     for options in ({}, {"command": ("a",), "url": "http://a"}):
         with pytest.raises(ValueError, match="either a command or a url"):
             McpServer(**options)  # type: ignore[arg-type]
+
+
+def silent(*methods: str) -> McpServer:
+    command = (sys.executable, "-m", "tests.support.silent_mcp_server", *methods)
+    return McpServer(command=command, environment={"PYTHONPATH": str(REPOSITORY)}, answer_seconds=0.5)
+
+
+async def test_all_pages_of_tools_are_listed() -> None:
+    tools = await silent().list_tools()
+    assert [tool.name for tool in tools] == ["first", "second"]
+    async with Toolbox(tools).open(EPISODE) as episode:
+        assert [message["content"] for message in await episode.execute(assistant(("second", {})))] == ["done"]
+
+
+async def test_server_that_stops_answering_is_a_failure_of_the_host() -> None:
+    async with asyncio.timeout(60):
+        with pytest.raises(InfrastructureFailure, match="lists no tools: TimeoutError"):
+            await silent("tools/list").list_tools()
+        async with Toolbox(await silent("tools/call").list_tools()).open(EPISODE) as tools:
+            with pytest.raises(InfrastructureFailure, match="does not answer: TimeoutError"):
+                await tools.execute(assistant(("first", {})))
+
+
+async def test_close_gives_up_a_connection_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_tools, "CLOSE_SECONDS", 0.1)
+    hold = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not hold.is_set():
+            with suppress(asyncio.CancelledError):
+                await hold.wait()
+
+    connection = McpConnection(STDIO)
+    connection._task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await connection.close()
+    hold.set()
+    await connection._task

@@ -85,6 +85,8 @@ MISTAKES = [
     ("echo", '{"text": NaN}', Fault.BAD_ARGUMENTS, "Error: the arguments are not valid JSON: NaN is not JSON"),
     ("echo", '["a"]', Fault.BAD_ARGUMENTS, "Error: the arguments must be a JSON object"),
     ("echo", "[" * 100_000, Fault.BAD_ARGUMENTS, "Error: the arguments are not valid JSON"),
+    ("echo", '{"text": "\\ud800"}', Fault.BAD_ARGUMENTS, "Error: the arguments are not valid Unicode"),
+    ("echo", '{"text": "a", "\\udfff": 1}', Fault.BAD_ARGUMENTS, "Error: the arguments are not valid Unicode"),
     ("echo", "", Fault.BAD_ARGUMENTS, "Error: 'text' is a required property"),
     ("echo", {"text": 7}, Fault.BAD_ARGUMENTS, "Error: text: 7 is not of type 'string'"),
     ("echo", {"text": "a!"}, Fault.BAD_ARGUMENTS, "Error: text: 'a!' does not match"),
