@@ -21,7 +21,6 @@ CLONE3 = 435
 # Name → number on x86-64 and on ARM64; None where it does not exist.
 FORBIDDEN: dict[str, tuple[int, int | None]] = {
     "socket": (41, 198),
-    "socketpair": (53, 199),
     "fork": (57, None),
     "vfork": (58, None),
     "ptrace": (101, 117),

@@ -34,6 +34,11 @@ async def test_output_and_errors(sandbox: Sandbox) -> None:
     assert (await sandbox.run("print('\\ud800')")).exit_code is not None
 
 
+async def test_programs_may_use_asyncio(bubblewrap: BubblewrapSandbox) -> None:
+    code = "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    print('done')\nasyncio.run(f())"
+    assert await bubblewrap.run(code) == Execution(Status.FINISHED, 0, "done\n", "")
+
+
 async def test_nothing_of_a_run_is_left_for_the_next(sandbox: Sandbox) -> None:
     await sandbox.run("x = 1\nopen('/tmp/left', 'w').write('x')")
     execution = await sandbox.run("try:\n    print(open('/tmp/left').read())\nexcept OSError:\n    print('gone')\nx")
