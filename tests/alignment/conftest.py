@@ -58,19 +58,22 @@ def config() -> TrainerConfig:
 def draw(base_model: Path) -> Callable[..., Batch]:
     """Return a factory of batches of random turns with a version's log-probs; outputs with token 7 are rewarded."""
 
-    def draw_batch(count: int, seed: int = 0, adapter: Path | None = None, temperature: float = 1.0) -> Batch:
+    def draw_batch(
+        count: int, seed: int = 0, adapter: Path | None = None, temperature: float = 1.0, per_prompt: int = 1
+    ) -> Batch:
         random = np.random.default_rng(seed)
 
         def ids(low: int, high: int) -> tuple[int, ...]:
             return tuple(int(i) for i in random.integers(1, VOCABULARY, size=random.integers(low, high)))
 
-        drafts = []
+        drafts, prompt = [], tuple[int, ...]()
         for index in range(count):
             output = (7, *ids(2, 12)) if index % 2 else (9, *ids(2, 12))
+            prompt = prompt if index % per_prompt else ids(3, 9)
             drafts.append(
                 Sample(
                     turn_id=f"turn-{index}",
-                    prompt_ids=ids(3, 9),
+                    prompt_ids=prompt,
                     output_ids=output,
                     logprobs=(0.0,) * len(output),
                     reward=1.0 if index % 2 else -1.0,

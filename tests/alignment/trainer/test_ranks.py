@@ -21,7 +21,7 @@ from alignment.types import Batch
 
 
 def in_pairs(batch: Batch) -> Batch:
-    """Group samples in pairs, as replies to one prompt; algorithms without comparisons ignore the groups."""
+    """Group the samples in pairs, whose prompts are the same; algorithms without comparisons ignore the groups."""
     samples = (replace(sample, group=f"g{index // 2}") for index, sample in enumerate(batch.samples))
     return replace(batch, samples=tuple(samples))
 
@@ -56,7 +56,8 @@ def test_training_does_not_depend_on_number_of_ranks(
     config = config.model_copy(update=settings)
     # odd sizes, and minibatches with fewer sequences than ranks
     held_out = draw(160, seed=3).samples if config.kl_target else ()
-    batches = [replace(in_pairs(batch), held_out=held_out) for batch in (draw(11, seed=1), draw(3, seed=2))]
+    drawn = (draw(11, seed=1, per_prompt=2), draw(3, seed=2, per_prompt=2))
+    batches = [replace(in_pairs(batch), held_out=held_out) for batch in drawn]
     files = []
     for number, batch in enumerate(batches):
         files.append(tmp_path / f"batch-{number}")
