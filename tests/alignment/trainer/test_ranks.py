@@ -56,8 +56,8 @@ def test_training_does_not_depend_on_number_of_ranks(
     config = config.model_copy(update=settings)
     # odd sizes, and minibatches with fewer sequences than ranks
     held_out = draw(160, seed=3).samples if config.kl_target else ()
-    drawn = (draw(11, seed=1, per_prompt=2), draw(3, seed=2, per_prompt=2))
-    batches = [replace(in_pairs(batch), held_out=held_out) for batch in drawn]
+    random = (draw(11, seed=1, per_prompt=2), draw(3, seed=2, per_prompt=2))
+    batches = [replace(in_pairs(batch), held_out=held_out) for batch in random]
     files = []
     for number, batch in enumerate(batches):
         files.append(tmp_path / f"batch-{number}")
