@@ -56,7 +56,8 @@ def test_training_does_not_depend_on_number_of_ranks(
     config = config.model_copy(update=settings)
     # odd sizes, and minibatches with fewer sequences than ranks
     held_out = draw(160, seed=3).samples if config.kl_target else ()
-    random = (draw(11, seed=1, per_prompt=2), draw(3, seed=2, per_prompt=2))
+    per_prompt = 2 if isinstance(config.algorithm, DPOConfig) else 1
+    random = (draw(11, seed=1, per_prompt=per_prompt), draw(3, seed=2, per_prompt=per_prompt))
     batches = [replace(in_pairs(batch), held_out=held_out) for batch in random]
     files = []
     for number, batch in enumerate(batches):
