@@ -43,6 +43,10 @@ class InfrastructureFailure(Exception):
     """
 
 
+class AgentFailure(Exception):
+    """The agent gave up, or an error of its own stopped it: the episode ends as `failed`, which is learned from."""
+
+
 def describe_error(error: BaseException) -> str:
     """Return the type and the message's first line, without what may be a key: queries and credentials of URLs.
 
