@@ -14,6 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from alignment.environments.tools.base import JsonObject, ToolSchema
+from alignment.environments.tools.toolbox import Toolbox
 
 ENTRY_POINT_GROUP = "attune.environments"
 
@@ -38,10 +39,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long an attempt may last; None: without a limit. The service holds them, too."""
+    """How long an attempt may last; None: without a limit. The service holds them, too, where no more is said."""
 
     max_turns: int | None = None
     max_tokens: int | None = None  # of all replies
+    max_reply_tokens: int | None = None  # of one reply; the service does not hold it, whoever sends the chats does
     deadline_seconds: float = 3600.0
 
 
@@ -61,7 +63,7 @@ class Agent:
     model: str
     headers: Mapping[str, str] = field(default_factory=dict)
     episode_id: str = ""
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,14 @@ class Observation:
 
     Attributes:
         messages: The first messages of the chat.
-        tools: `tools` of the chats. Calls of them are passed to `step` in the reply.
+        tools: `tools` of the chats that the environment answers itself: `step` gets the reply with the calls.
+        toolbox: Tools that the loop executes for the environment, which sees the replies without such calls alone.
         state_key: A name of the state, by which `gigpo` compares replies; see docs/episodes.md.
     """
 
     messages: Sequence[Message]
     tools: Sequence[ToolSchema] = ()
+    toolbox: Toolbox | None = None
     state_key: str | None = None
 
 
