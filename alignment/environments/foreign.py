@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
@@ -70,7 +70,7 @@ class TasksAnswer(BaseModel):
 
 class ObservationAnswer(BaseModel):
     messages: list[dict[str, JsonValue]]
-    tools: list[ToolSchema] = []
+    tools: list[dict[str, JsonValue]] = []
     state_key: str | None = None
 
 
@@ -126,12 +126,12 @@ def open_foreign(scheme: str, rest: str, arguments: JsonObject, config: HostConf
 
 
 def seeded_tasks(split: str, seed: int) -> Iterator[Task]:
-    """Yield tasks without end, of which each has a seed of its own. Splits and seeds have no tasks in common."""
+    """Yield tasks without end, of which each has a seed of its own. Splits have none in common but by chance."""
     number = 0
     while True:
         digest = hashlib.sha256(f"{split}/{seed}/{number}".encode()).digest()
         task_seed = int.from_bytes(digest[:4], "big") >> (32 - SEED_BITS)
-        yield Task(f"{split}-{task_seed}", {}, task_seed)
+        yield Task(f"{split}-{seed}-{number}", {}, task_seed)
         number += 1
 
 
@@ -159,7 +159,8 @@ class ForeignSteps(Steps):
             self._place = await self._stack.enter_async_context(self._pool.use())
             answer = await self._call("reset", {"task": _task_on_wire(task)})
         observation = self._read(ObservationAnswer, answer)
-        return Observation(observation.messages, observation.tools, state_key=observation.state_key)
+        tools = cast("list[ToolSchema]", observation.tools)
+        return Observation(observation.messages, tools, state_key=observation.state_key)
 
     async def step(self, reply: Message) -> Step:
         answer = self._read(StepAnswer, await self._call("step", {"reply": dict(reply)}))

@@ -174,7 +174,9 @@ async def test_children_end_with_the_process(start: Start, tmp_path: Path) -> No
     pids = tmp_path / "pids"
     child = "subprocess.Popen(['sleep', '600']).pid"
     grandchild = "subprocess.Popen(['sh', '-c', 'sleep 600 & echo $!; wait'], stdout=subprocess.PIPE).stdout.readline()"
-    await do(process, f"child, other = {child}, {grandchild}; open({str(pids)!r}, 'w').write(f'{{child}} {{int(other)}}')")
+    await do(
+        process, f"child, other = {child}, {grandchild}; open({str(pids)!r}, 'w').write(f'{{child}} {{int(other)}}')"
+    )
     await do(process, "pass")
     process.kill("was stopped")
     for pid in pids.read_text().split():
