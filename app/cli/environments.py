@@ -80,7 +80,8 @@ def run_environment(
         metadata={"environment": environment[:512]},
     )
     sys.path.insert(0, os.getcwd())  # as uvicorn and celery do: the environment may be a file beside
-    summary, status = asyncio.run(_run(open_environment(environment, values), plan, settings))
+    opened = open_environment(environment, values)
+    summary, status = asyncio.run(_run(opened, plan, settings))
     print_object(summary.model_dump(), json, lambda _: render(summary))
     if status == 0 and summary.mean_reward is None:
         status = 1
