@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.foreign import PACKAGES, open_foreign
@@ -15,7 +15,6 @@ from alignment.errors import AlignmentError
 from alignment.extensions import extension_names, load_extension
 
 Opener = Callable[[str, JsonObject, HostConfig | None], Environment]
-World = TypeVar("World")
 # What is before the colon of a name, and what opens the rest of it with the environment's arguments.
 SCHEMES: dict[str, Opener] = {scheme: partial(open_foreign, scheme) for scheme in PACKAGES}
 
@@ -32,18 +31,21 @@ def environment_names() -> list[str]:
 def open_environment(name: str, arguments: JsonObject | None = None, host: HostConfig | None = None) -> Environment:
     """Return the environment of this name, made with these keyword arguments.
 
-    `host` says how an environment of others is run, which a scheme needs.
-
-    A Steps or an Interaction becomes an environment whose loop is ours. Raises UnknownExtension and NoEnvironment; the
-    import of a module, and the environment itself, may raise anything.
+    `host` says how environments of others are run, which schemes need. A Steps or an
+    Interaction becomes an environment whose loop is ours. Raises UnknownExtension, NoEnvironment and
+    UnavailableEnvironment; the import of a module, and the environment itself, may raise anything.
     """
     scheme, _, rest = name.partition(":")
     if scheme in SCHEMES:
         return SCHEMES[scheme](rest, arguments or {}, host)
     found = load_extension(name, ENTRY_POINT_GROUP, (), noun="environment")
     if isinstance(found, type):
+        _check_arguments(name, found, arguments or {})
         return _open_class(name, found, arguments or {})
-    made = _call(name, found, arguments or {}) if inspect.isroutine(found) else found
+    made = found
+    if inspect.isroutine(found):
+        _check_arguments(name, found, arguments or {})
+        made = found(**(arguments or {}))
     if not isinstance(made, Environment):
         raise NoEnvironment(f"{name!r} leads to {type(made).__name__}, which lacks a method of Environment.")
     return made
@@ -51,13 +53,13 @@ def open_environment(name: str, arguments: JsonObject | None = None, host: HostC
 
 def _open_class(name: str, kind: type[object], arguments: JsonObject) -> Environment:
     if issubclass(kind, Environment):
-        return _call(name, cast("Callable[..., Environment]", kind), arguments)
+        return cast("Callable[..., Environment]", kind)(**arguments)
     if issubclass(kind, Steps):
         make_steps = cast("Callable[..., Steps]", kind)
-        return LoopEnvironment(lambda: StepsWorld(_call(name, make_steps, arguments)))
+        return LoopEnvironment(lambda: StepsWorld(make_steps(**arguments)))
     if issubclass(kind, Interaction):
         make_interaction = cast("Callable[..., Interaction]", kind)
-        return LoopEnvironment(lambda: InteractionWorld(_call(name, make_interaction, arguments)))
+        return LoopEnvironment(lambda: InteractionWorld(make_interaction(**arguments)))
     protocols = (Environment, Steps, Interaction)
     missing = "; ".join(f"of {each.__name__}: {', '.join(_missing(kind, each))}" for each in protocols)
     raise NoEnvironment(f"{name!r} is no environment, it lacks methods {missing}.")
@@ -68,9 +70,8 @@ def _missing(kind: type[object], protocol: type[object]) -> list[str]:
     return [name for name in names if not hasattr(kind, name)]
 
 
-def _call(name: str, make: Callable[..., World], arguments: JsonObject) -> World:
+def _check_arguments(name: str, make: Callable[..., object], arguments: JsonObject) -> None:
     try:
         inspect.signature(make).bind(**arguments)
     except TypeError as error:
         raise NoEnvironment(f"{name!r} does not take these arguments: {error}.") from error
-    return make(**arguments)

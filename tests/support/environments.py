@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import httpx2
@@ -84,7 +84,7 @@ class Faulty(Environment):
     """
 
     faults: list[str]
-    outcome: Outcome = Outcome(1.0)
+    outcome: Outcome = field(default_factory=lambda: Outcome(1.0))
     num_attempts: int = 0
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:

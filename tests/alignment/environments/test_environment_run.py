@@ -10,6 +10,7 @@ from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Agent, Environment, Limits, Outcome, StepReward, Task
+from alignment.environments.service_http import ServiceHttp
 from alignment.environments.worlds import InteractionWorld, StepsWorld
 from app.models import Episode, Feedback, Turn
 from tests.support.deployment import Harness
@@ -52,7 +53,7 @@ async def test_rewards_of_steps_are_feedback_on_their_replies(harness: Harness, 
         await run.run()
     turns = sorted(await harness.all(Turn), key=lambda turn: turn.episode_step)
     steps = [row for row in await harness.all(Feedback) if row.name == "step"]
-    assert [(row.turn_id, row.reward, row.source_kind, row.source_id) for row in steps] == [
+    assert [(row.turn_id, row.value, row.source_kind, row.source_id) for row in steps] == [
         (turns[0].id, 0.25, "CODE", "environment")
     ]
     assert [turn.state_key for turn in turns] == ["room 0", "room 1", "room 2"]
@@ -84,14 +85,14 @@ async def test_agent_that_gives_up_has_failed(harness: Harness, live_url: str) -
     [episode] = await harness.all(Episode)
     assert episode.end_reason == "failed" and summary.ends == {"failed": 1}
     [outcome] = await harness.all(Feedback)
-    assert outcome.reward == -1.0, "the value of a failure without an outcome"
+    assert outcome.value == -1.0, "the value of a failure without an outcome"
 
 
 @pytest.mark.parametrize(
     ("limits", "reason", "num_turns"),
     [
         (Limits(max_turns=2), "max_turns", 2),
-        (Limits(max_tokens=8), "max_tokens", 2),
+        (Limits(max_tokens=9), "max_tokens", 2),
         (Limits(deadline_seconds=0.001), "deadline", 0),
     ],
     ids=["turns", "tokens", "deadline"],
@@ -137,7 +138,7 @@ async def test_rewards_of_an_environment_with_its_own_loop(harness: Harness, liv
     async with open_run(Faulty(["step"], Outcome(0.5)), live_url, harness.key) as run:
         summary = await run.run()
     assert summary.mean_reward == 0.75
-    assert [row.reward for row in await harness.all(Feedback)] == [0.25, 0.5]
+    assert [row.value for row in await harness.all(Feedback)] == [0.25, 0.5]
 
 
 async def test_same_run_again_plays_nothing_twice(harness: Harness, live_url: str) -> None:
@@ -205,7 +206,8 @@ async def test_refused_episode_ends_the_run(harness: Harness, live_url: str) -> 
 
 async def test_engine_that_is_down_is_infrastructure(harness: Harness, live_url: str, scripted: ScriptedEngine) -> None:
     scripted.refuse_status = 500
-    async with open_run(rooms(), live_url, harness.key, patience=0.0) as run:
+    environment = LoopEnvironment(lambda: StepsWorld(Rooms()), ServiceHttp(patience=0.0))
+    async with open_run(environment, live_url, harness.key) as run:
         summary = await run.run()
     assert summary.ends == {"infrastructure": 2} and summary.num_lost == 1
 

@@ -1,0 +1,99 @@
+"""Commands environments list and run. Those that reach the service run as programs of their own, for Ctrl-C."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+
+import pytest
+
+from app.cli.main import app
+from app.core.settings import REPOSITORY
+from app.models import Episode
+from tests.support.cli import run
+from tests.support.deployment import Harness
+from tests.support.processes import until
+from tests.support.scripted_engine import ScriptedEngine
+
+ROOMS = "tests.support.environments:Rooms"
+
+
+async def start(*arguments: str) -> Process:
+    """Start `attune environments run` as a program, with the variables of `cli_harness`."""
+    command = [sys.executable, "-m", "app.cli.main", "environments", "run", *arguments]
+    return await asyncio.create_subprocess_exec(
+        *command, cwd=REPOSITORY, env=dict(os.environ), stdout=PIPE, stderr=PIPE
+    )
+
+
+async def play(*arguments: str) -> tuple[int | None, str, str]:
+    """Return the exit status, the output and the errors."""
+    process = await start(*arguments)
+    output, errors = await process.communicate()
+    return process.returncode, output.decode(), errors.decode()
+
+
+@pytest.mark.usefixtures("scripted")
+async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
+    options = [ROOMS, "--tasks", "2", "--group", "2", "--run", "one", "--max-turns", "2", "--version", "leash"]
+    options += ["--split", "test", "--seed", "5", "--arguments", '{"num_rooms": 4}']
+    status, output, errors = await play(*options)
+    assert status == 0, errors
+    assert "4 of 4 attempts, mean reward 0.250" in errors
+    assert "run one: 4 attempts" in output and "ends: max_turns 4" in output
+    episodes = await cli_harness.all(Episode)
+    assert sorted(row.task for row in episodes) == ["test-0", "test-0", "test-1", "test-1"]
+    assert {(row.version_rule, row.max_turns, row.group_size) for row in episodes} == {("leash", 2, 2)}
+    assert {row.request_metadata["environment"] for row in episodes} == {ROOMS}
+    status, output, errors = await play(*options, "--json")
+    assert status == 0 and json.loads(output)["num_replayed"] == 4, errors
+
+
+@pytest.mark.usefixtures("cli_harness", "scripted")
+async def test_run_without_a_reward_fails() -> None:
+    name, faults = "tests.support.environments:Faulty", '{"faults": ["raise", "raise"]}'
+    status, output, _ = await play(name, "--tasks", "1", "--arguments", faults)
+    assert status == 1 and "1 planned attempts were lost twice" in output
+    assert "2 × KeyError: 'board'" in output
+
+
+async def test_interruption_abandons_the_open_attempt(cli_harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.is_blocked = lambda reply: True
+    process = await start(ROOMS, "--tasks", "3", "--concurrency", "1", "--json")
+
+    async def chats() -> bool:
+        return bool(scripted.running)
+
+    await until(chats, 60, "the first chat")
+    process.send_signal(signal.SIGINT)
+    output, errors = await process.communicate()
+    assert process.returncode == 130, errors.decode()
+    assert not json.loads(output)["is_complete"]
+    [episode] = await cli_harness.all(Episode)
+    assert (episode.end_reason, episode.outcome) == ("abandoned", None)
+
+
+@pytest.mark.usefixtures("cli_harness", "scripted")
+async def test_unknown_policy() -> None:
+    status, _, errors = await play(ROOMS, "--policy", "nobody")
+    assert status == 1 and "There is no policy 'nobody'" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "There is no environment 'nowhere'"),
+        ([ROOMS, "--arguments", '{"doors": 1}'], "does not take these arguments"),
+        ([ROOMS, "--arguments", "[]"], "--arguments is no JSON object"),
+        ([ROOMS, "--version", "best"], "is none of follow, leash, pin"),
+    ],
+)
+def test_mistakes_of_the_user(arguments: list[str], message: str) -> None:
+    played = run(app, ["environments", "run", *arguments])
+    assert played.exit_code != 0 and message in f"{played.output} {played.exception}"
+
+
+def test_list() -> None:
+    assert run(app, ["environments", "list", "--json"]).exit_code == 0
