@@ -31,9 +31,9 @@ def environment_names() -> list[str]:
 def open_environment(name: str, arguments: JsonObject | None = None, host: HostConfig | None = None) -> Environment:
     """Return the environment of this name, made with these keyword arguments.
 
-    `host` says how environments of others are run, which schemes need. A Steps or an
-    Interaction becomes an environment whose loop is ours. Raises UnknownExtension, NoEnvironment and
-    UnavailableEnvironment; the import of a module, and the environment itself, may raise anything.
+    `host` says how environments of others are run, which schemes need. A Steps or an Interaction becomes an environment
+    whose loop is ours. Raises UnknownExtension, NoEnvironment and UnavailableEnvironment; the import of a module, and
+    the environment itself, may raise anything.
     """
     scheme, _, rest = name.partition(":")
     if scheme in SCHEMES:
