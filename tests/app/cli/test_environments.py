@@ -99,15 +99,8 @@ def test_list() -> None:
     assert run(app, ["environments", "list", "--json"]).exit_code == 0
 
 
-PLAYER = [
-    "python:tests.support.openai_player:play?num_chats=3",
-    "--tasks",
-    "3",
-    "--group",
-    "2",
-    "--python",
-    sys.executable,
-]
+PLAYER = "python:tests.support.openai_player:play?num_chats=3"
+PLAY = [PLAYER, "--tasks", "3", "--group", "2", "--python", sys.executable]
 
 
 @pytest.mark.usefixtures("scripted")
@@ -125,10 +118,7 @@ async def test_function_in_another_interpreter_plays_with_its_own_client(cli_har
     ("options", "message"),
     [
         (["python:no_module:play", "--python", sys.executable], "No module named 'no_module'"),
-        (
-            ["python:tests.support.openai_player:play?colour=1", "--python", "/no/python"],
-            "/no/python cannot be started",
-        ),
+        ([PLAYER, "--python", "/no/python"], "/no/python cannot be started"),
     ],
 )
 async def test_environment_that_cannot_be_opened_ends_the_run(
