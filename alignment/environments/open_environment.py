@@ -7,6 +7,7 @@ from typing import cast
 
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.foreign import PACKAGES, open_foreign
+from alignment.environments.foreign_http import open_http
 from alignment.environments.host_process import HostConfig
 from alignment.environments.protocols import ENTRY_POINT_GROUP, Environment, Interaction, Steps
 from alignment.environments.tools.base import JsonObject
@@ -16,7 +17,10 @@ from alignment.extensions import extension_names, load_extension
 
 Opener = Callable[[str, JsonObject, HostConfig | None], Environment]
 # What is before the colon of a name, and what opens the rest of it with the environment's arguments.
-SCHEMES: dict[str, Opener] = {scheme: partial(open_foreign, scheme) for scheme in PACKAGES}
+SCHEMES: dict[str, Opener] = {
+    **{scheme: partial(open_foreign, scheme) for scheme in PACKAGES},
+    **{scheme: partial(open_http, scheme) for scheme in ("http", "https")},
+}
 
 
 class NoEnvironment(AlignmentError):
