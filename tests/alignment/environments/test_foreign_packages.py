@@ -79,12 +79,12 @@ async def test_textarena_pays_what_is_won_alone(games: HostConfig) -> None:
 
 
 def add(messages: list[dict[str, Any]]) -> str:
-    numbers = re.findall("[0-9]+", messages[-1]["content"])
-    return f"It is <answer>{sum(map(int, numbers))}</answer>"
+    numbers = re.findall("[+-]? ?[0-9]+", messages[-1]["content"])
+    return f"It is <answer>{sum(int(number.replace(' ', '')) for number in numbers)}</answer>"
 
 
 async def test_reasoning_gym(games: HostConfig) -> None:
-    name = 'reasoning_gym:chain_sum?operators=["%2B"]&min_digits=1&max_digits=2'
+    name = "reasoning_gym:chain_sum?min_digits=1&max_digits=2"
     assert [outcome.reward for outcome in await play(name, games, add)] == [1.0] * 4
 
     def junk(messages: list[dict[str, Any]]) -> str:
