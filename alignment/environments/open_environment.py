@@ -38,10 +38,10 @@ def open_environment(name: str, arguments: JsonObject | None = None) -> Environm
     found = load_extension(name, ENTRY_POINT_GROUP, (), noun="environment")
     if isinstance(found, type):
         return _open_class(name, found, arguments or {})
-    made = _call(name, found, arguments or {}) if inspect.isroutine(found) else found
-    if not isinstance(made, Environment):
-        raise NoEnvironment(f"{name!r} leads to {type(made).__name__}, which lacks a method of Environment.")
-    return made
+    result = _call(name, found, arguments or {}) if inspect.isroutine(found) else found
+    if not isinstance(result, Environment):
+        raise NoEnvironment(f"{name!r} leads to {type(result).__name__}, which lacks a method of Environment.")
+    return result
 
 
 def _open_class(name: str, kind: type[object], arguments: JsonObject) -> Environment:
