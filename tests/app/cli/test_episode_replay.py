@@ -13,7 +13,9 @@ TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type"
 QUESTION = {"role": "user", "content": "What is tea?"}
 
 
-async def test_replies_of_now_are_compared_with_the_recorded_ones(cli_harness: Harness, scripted: ScriptedEngine) -> None:
+async def test_replies_of_now_are_compared_with_the_recorded_ones(
+    cli_harness: Harness, scripted: ScriptedEngine
+) -> None:
     scripted.tool_call = ("search", '{"query":"tea", "k":1}')
     scripted.answers_results = True
     episode = await episodes.create(cli_harness, task="facts")
