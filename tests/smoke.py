@@ -148,6 +148,11 @@ SMOKE = (
         tables=("| algorithm | raters | updates |",),
         writes=("noisy_raters.jsonl",),
     ),
+    bench(
+        "environments",
+        "--databases sqlite --turns 2 --attempts 4 --group 2 --seconds 0.5",
+        tables=("| what | turns per second |",),
+    ),
     bench("sandboxes", "--seconds 0.5", tables=("| sandbox | one at a time, per second |",)),
     bench("rater-weights", "--crowds 1", tables=("| approval | who says nothing |",)),
     bench(

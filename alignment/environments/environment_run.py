@@ -205,7 +205,7 @@ def _check(outcome: Outcome) -> None:
 
 def _total(outcome: Outcome) -> float | None:
     """Return the outcome and the rewards of the steps together; None if there is neither."""
-    given = [step.reward for step in outcome.step_rewards]
-    if outcome.reward is None and not given:
+    of_steps = [step.reward for step in outcome.step_rewards]
+    if outcome.reward is None and not of_steps:
         return None
-    return sum(given) + (outcome.reward or 0.0)
+    return sum(of_steps) + (outcome.reward or 0.0)

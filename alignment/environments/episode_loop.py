@@ -92,8 +92,8 @@ class _Attempt:
             if tools is not None:
                 outcome += await _end_reward(tools)
                 self._metrics |= {"tool_calls": len(tools.records), "tool_faults": tools.count_faults().total()}
-        given = [step for step in step_rewards if step.reward != 0.0]
-        return Outcome(check_reward(outcome), given, self._metrics, reason)
+        nonzero = [step for step in step_rewards if step.reward != 0.0]
+        return Outcome(check_reward(outcome), nonzero, self._metrics, reason)
 
     async def _play(self, observation: Observation, tools: EpisodeTools | None) -> Reason:
         """Play until the world or a limit ends it, and return why."""

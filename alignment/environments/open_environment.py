@@ -46,13 +46,13 @@ def open_environment(name: str, arguments: JsonObject | None = None, host: HostC
     if isinstance(found, type):
         _check_arguments(name, found, arguments or {})
         return _open_class(name, found, arguments or {})
-    made = found
+    environment = found
     if inspect.isroutine(found):
         _check_arguments(name, found, arguments or {})
-        made = found(**(arguments or {}))
-    if not isinstance(made, Environment):
-        raise NoEnvironment(f"{name!r} leads to {type(made).__name__}, which lacks a method of Environment.")
-    return made
+        environment = found(**(arguments or {}))
+    if not isinstance(environment, Environment):
+        raise NoEnvironment(f"{name!r} leads to {type(environment).__name__}, which lacks a method of Environment.")
+    return environment
 
 
 def _open_class(name: str, kind: type[object], arguments: JsonObject) -> Environment:

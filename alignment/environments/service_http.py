@@ -71,7 +71,7 @@ class ServiceHttp:
         gives_up_at = time.monotonic() + self._patience
         wait = FIRST_WAIT_SECONDS
         while True:
-            asked_wait: float | None = None
+            retry_after: float | None = None
             cause: Exception | None = None
             try:
                 async with asyncio.timeout(seconds):
@@ -86,8 +86,8 @@ class ServiceHttp:
                 if response.status_code not in BUSY_STATUSES:
                     raise _refusal(response)
                 problem = f"the service is busy: {_message(response)}"
-                asked_wait = _retry_after(response)
-            wait_now = wait if asked_wait is None else asked_wait
+                retry_after = _retry_after(response)
+            wait_now = wait if retry_after is None else retry_after
             if time.monotonic() + wait_now > gives_up_at:
                 raise InfrastructureFailure(problem) from cause
             await asyncio.sleep(wait_now)
