@@ -116,7 +116,9 @@ async def test_attempts_have_sessions_and_their_answers_are_verified(
 
 async def test_mistakes_of_the_agent_are_shown_to_it(open_rows: Callable[..., Environment]) -> None:
     seen: list[str] = []
-    calls = iter([tool_call("count", by="x"), tool_call("shout"), tool_call("seed_session"), "I give up."])
+    calls: Iterator[str | dict[str, Any]] = iter(
+        [tool_call("count", by="x"), tool_call("shout"), tool_call("seed_session"), "I give up."]
+    )
 
     def fail(messages: list[dict[str, Any]]) -> str | dict[str, Any]:
         seen.append(str(messages[-1]["content"]))
