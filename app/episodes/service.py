@@ -64,15 +64,21 @@ async def create(
 ) -> tuple[EpisodeView, str, bool]:
     """Create an episode. Returns its view, its key, and whether an earlier request of the same key created it.
 
-    Raises NotFound for an unknown policy, Unprocessable for an Idempotency-Key that was used with another body, and
-    Conflict for a group of another policy, task or size.
+    A repeated request returns its episode, whatever has become of the policy and of the group since. Raises NotFound for
+    an unknown policy, Unprocessable for an Idempotency-Key that was used with another body, and Conflict for a group of
+    another policy, task or size, or that is full.
     """
+    fingerprint = fingerprint_of(request)
+    created_before = await _find_created(session, caller, idempotency_key, fingerprint)
+    if created_before is not None:
+        view = await get(session, caller.project_id, created_before)
+        return view, derive_key(caller_key, created_before), True
     policy = await policies.find_policy(session, caller.project_id, request.policy)
     policy = require_row(policy, f"There is no policy '{request.policy}'.", param="policy")
     if policy.state not in ANSWERING:
         message = f"Policy '{policy.name}' is archived and answers no chats."
         raise NotFound(message, code="policy_archived", param="policy")
-    id, fingerprint = new_id("ep"), fingerprint_of(request)
+    id = new_id("ep")
     limits, group = request.limits, request.group
     if group is not None:
         await _require_same_group(session, caller.project_id, policy.id, request.task, group)
@@ -100,16 +106,25 @@ async def create(
         created_at=now(),
     )
     await session.execute(insert.on_conflict_do_nothing())
-    if idempotency_key is not None:
-        same_key = (Episode.key_id == caller.key_id, Episode.idempotency_key == idempotency_key)
-        created = (await session.execute(select(Episode.id, Episode.fingerprint).where(*same_key))).one()
-        if created.fingerprint != fingerprint:
-            message = "This Idempotency-Key was used with another body; use a new one for each episode."
-            raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
-        is_replay, id = created.id != id, created.id
-    else:
-        is_replay = False
-    return await get(session, caller.project_id, id), derive_key(caller_key, id), is_replay
+    # Another request of the same key may have been faster.
+    created = await _find_created(session, caller, idempotency_key, fingerprint) or id
+    return await get(session, caller.project_id, created), derive_key(caller_key, created), created != id
+
+
+async def _find_created(
+    session: AsyncSession, caller: Caller, idempotency_key: str | None, fingerprint: str
+) -> str | None:
+    """Return the id of the episode that this Idempotency-Key has created. Raises Unprocessable for another body."""
+    if idempotency_key is None:
+        return None
+    same_key = (Episode.key_id == caller.key_id, Episode.idempotency_key == idempotency_key)
+    created = (await session.execute(select(Episode.id, Episode.fingerprint).where(*same_key))).one_or_none()
+    if created is None:
+        return None
+    if created.fingerprint != fingerprint:
+        message = "This Idempotency-Key was used with another body; use a new one for each episode."
+        raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
+    return created.id
 
 
 async def _require_same_group(
@@ -129,7 +144,7 @@ async def _require_same_group(
         num_attempts = select(func.count()).where(Episode.project_id == project_id, Episode.group_id == group.id)
         if (await session.scalar(num_attempts) or 0) >= 2 * group.size:
             message = f"The group '{group.id}' has {2 * group.size} attempts, twice its size; name another group."
-            raise Conflict(message, code="episode_group", param="group")
+            raise Conflict(message, code="episode_group_full", param="group")
         return
     names = ("policy", "task", "size")
     differs = [name for name, one, two in zip(names, other, wanted, strict=True) if one != two]

@@ -4,9 +4,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import update
 
 from app.core.telemetry import Telemetry
-from app.models import EndReason, Episode, EpisodeState, Feedback, Reward, Sample, SampleState, Turn
+from app.models import EndReason, Episode, EpisodeState, Feedback, Policy, PolicyState, Reward, Sample, SampleState, Turn
 from app.projects.service import create_project
 from tests.support import episodes
 from tests.support.deployment import Harness
@@ -59,6 +60,26 @@ async def test_same_idempotency_key_returns_the_same_episode_and_its_key(
     of_other_key = await harness.api.post("/v1/episodes", json=body, headers=ONCE | episodes.auth(key))
     assert of_other_key.status_code == 201, "an Idempotency-Key belongs to its API key"
     assert len(await harness.all(Episode)) == 2
+
+
+@pytest.mark.parametrize("change", ["full", "task", "archived"])
+async def test_repeated_request_returns_its_episode_whatever_has_changed_since(
+    harness: Harness, scripted: ScriptedEngine, change: str
+) -> None:
+    """Its group is full, the first attempt of its group is gone and was of another task, or its policy is archived."""
+    group = {"id": "ticket-7", "size": 2}
+    body = {"policy": "shop", "task": "guess", "group": group}
+    first = await harness.api.post("/v1/episodes", json=body, headers=ONCE)
+    if change == "full":
+        for _ in range(3):
+            await episodes.create(harness, task="guess", group=group)
+    async with harness.db.write() as session:
+        if change == "task":
+            await session.execute(update(Episode).values(task="another"))
+        if change == "archived":
+            await session.execute(update(Policy).values(state=PolicyState.ARCHIVED))
+    again = await harness.api.post("/v1/episodes", json=body, headers=ONCE)
+    assert (again.status_code, again.json().get("id")) == (200, first.json()["id"])
 
 
 @pytest.mark.parametrize("way", ["key", "path", "header", "metadata"])
@@ -341,4 +362,4 @@ async def test_group_has_at_most_twice_as_many_attempts_as_planned(harness: Harn
     body = {"policy": "shop", "group": {"id": "ticket-8", "size": 2}}
     answers = [await harness.api.post("/v1/episodes", json=body) for _ in range(5)]
     assert [answer.status_code for answer in answers] == [201, 201, 201, 201, 409]
-    assert answers[-1].json()["error"]["code"] == "episode_group"
+    assert answers[-1].json()["error"]["code"] == "episode_group_full"
