@@ -169,8 +169,10 @@ class EnvironmentRun:
     async def _report(self, task: Task, created: CreatedEpisode, outcome: Outcome, error: str | None) -> Result:
         if outcome.reason in LOST:
             outcome = Outcome(None, (), outcome.metrics, outcome.reason)
-        if outcome.step_rewards and (refusal := await self._service.reward_steps(outcome.step_rewards)) is not None:
-            error, outcome = refusal, Outcome(None, (), outcome.metrics, "infrastructure")
+        if outcome.step_rewards:
+            refusal = await self._service.reward_steps(outcome.step_rewards, created.api_key)
+            if refusal is not None:
+                error, outcome = refusal, Outcome(None, (), outcome.metrics, "infrastructure")
         record = await self._service.end(created.id, outcome)
         return Result(
             task=task.id,

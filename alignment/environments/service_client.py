@@ -101,11 +101,14 @@ class ServiceClient:
         answer = await self._http.request("GET", self.base_url(episode_id), self._api_key)
         return EpisodeRecord.model_validate_json(answer.content)
 
-    async def reward_steps(self, rewards: Sequence[StepReward]) -> str | None:
-        """Send the rewards of single replies as feedback on them. Return why the first of them is refused, or None."""
+    async def reward_steps(self, rewards: Sequence[StepReward], episode_key: str) -> str | None:
+        """Send the rewards of an episode's replies as feedback on them. Return why the first of them is refused, or None.
+
+        The episode's own key refuses those of other replies, which an environment may name, too.
+        """
         for first in range(0, len(rewards), BATCH_SIZE):
             body = {"items": [_feedback(step) for step in rewards[first : first + BATCH_SIZE]]}
-            answer = await self._http.request("POST", f"{self.url}/v1/feedback/batch", self._api_key, body)
+            answer = await self._http.request("POST", f"{self.url}/v1/feedback/batch", episode_key, body)
             for result in BatchAnswer.model_validate_json(answer.content).data:
                 if result.error is not None:
                     return f"the reward of a reply is refused: {result.error.message}"

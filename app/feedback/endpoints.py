@@ -99,6 +99,7 @@ async def submit_feedback(
 
 
 @router.post("/batch", response_model=BatchResults)
+@takes_episode_keys
 async def submit_feedback_batch(
     request: Request,
     caller: FeedbackCaller,

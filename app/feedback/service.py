@@ -1,5 +1,6 @@
 """Submit feedback, singly or in batches, and withdraw it."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import select
@@ -53,24 +54,29 @@ async def submit(
     submission = build_submission(submitter.project_id, request, body, header_key=header_key, token=token)
     await _resolve_targets(db, submitter.project_id, [submission])
     if isinstance(submitter, Caller) and submitter.episode_id is not None:
-        if request.key is not None:  # it could replace what others have said about other replies
-            raise Forbidden("The key of an episode does not allow a 'key'; use 'id'.", param="key", code="episode_key")
-        await _require_own_target(db, submitter.project_id, submitter.episode_id, submission)
+        own = await _find_own_completions(db, submitter.project_id, submitter.episode_id, [submission])
+        _require_own_target(submitter.episode_id, submission, own)
     return await writer.submit(submission)
 
 
-async def _require_own_target(db: Database, project_id: str, episode_id: str, submission: Submission) -> None:
+async def _find_own_completions(
+    db: Database, project_id: str, episode_id: str, submissions: Iterable[Submission]
+) -> set[str]:
+    """Return those completions that the submissions are about which belong to the episode."""
+    ids = {choice.completion_id for submission in submissions for choice in submission.choices()}
+    in_episode = (Turn.project_id == project_id, Turn.completion_id.in_(ids), Turn.episode_id == episode_id)
+    async with db.read() as session:
+        return set(await session.scalars(select(Turn.completion_id).where(*in_episode).distinct()))
+
+
+def _require_own_target(episode_id: str, submission: Submission, own_completions: set[str]) -> None:
     """Raise Forbidden for feedback with the key of an episode that is not on this episode or on replies in it."""
-    target, is_own = submission.target, False
-    if isinstance(target, EpisodeTarget):
-        is_own = target.episode_id == episode_id
-    elif choices := submission.choices():
-        ids = {choice.completion_id for choice in choices}
-        in_episode = (Turn.project_id == project_id, Turn.completion_id.in_(ids), Turn.episode_id == episode_id)
-        query = select(Turn.completion_id).where(*in_episode).distinct()
-        async with db.read() as session:
-            is_own = ids == set(await session.scalars(query))
-    if not is_own:
+    if submission.request.key is not None:  # it could replace what others have said about other replies
+        raise Forbidden("The key of an episode does not allow a 'key'; use 'id'.", param="key", code="episode_key")
+    target = submission.target
+    ids = {choice.completion_id for choice in submission.choices()}
+    is_own = target.episode_id == episode_id if isinstance(target, EpisodeTarget) else bool(ids)
+    if not is_own or not ids <= own_completions:
         message = f"The key of the episode '{episode_id}' gives feedback on this episode and on replies in it."
         raise Forbidden(message, param="target", code="episode_key")
 
@@ -100,8 +106,16 @@ async def submit_batch(
             submissions[index] = _parse_item(caller, body, header_key, index)
         except (BadRequest, Forbidden) as error:
             outcomes[index] = error
+    await _resolve_targets(db, caller.project_id, list(submissions.values()))
+    if caller.episode_id is not None:
+        own = await _find_own_completions(db, caller.project_id, caller.episode_id, submissions.values())
+        for index, submission in list(submissions.items()):
+            try:
+                _require_own_target(caller.episode_id, submission, own)
+            except Forbidden as error:
+                outcomes[index] = error
+                del submissions[index]
     items = list(submissions.values())
-    await _resolve_targets(db, caller.project_id, items)
     if items:
         outcomes |= zip(submissions, await writer.submit_together(items), strict=True)
     return [_item_result(index, outcomes[index]) for index in range(len(bodies))]

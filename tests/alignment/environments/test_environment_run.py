@@ -141,6 +141,15 @@ async def test_rewards_of_an_environment_with_its_own_loop(harness: Harness, liv
     assert [row.value for row in await harness.all(Feedback)] == [0.25, 0.5]
 
 
+async def test_rewards_of_other_replies_are_refused(harness: Harness, live_url: str) -> None:
+    """An environment of others could reward whatever it has heard the id of."""
+    body = {"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
+    other = (await harness.api.post("/v1/chat/completions", json=body)).json()["id"]
+    async with open_run(Faulty([], Outcome(0.5, [StepReward(other, 1.0)])), live_url, harness.key) as run:
+        summary = await run.run()
+    assert summary.ends == {"infrastructure": 2} and await harness.all(Feedback) == []
+
+
 async def test_same_run_again_plays_nothing_twice(harness: Harness, live_url: str) -> None:
     plan = replace(PLAN, num_tasks=2, group_size=2, concurrency=1)
     async with open_run(Faulty(["raise"]), live_url, harness.key, plan) as run:

@@ -10,7 +10,7 @@ from sqlalchemy import update
 from app.core.database import now
 from app.core.settings import Settings
 from app.main import create_app
-from app.models import Episode, Turn
+from app.models import Episode, Feedback, Turn
 from app.projects import service
 from app.projects.auth import ApiKeyCache
 from tests.support import episodes
@@ -108,6 +108,25 @@ async def test_feedback_with_the_key_is_on_its_episode(harness: Harness, scripte
     keyed = {"completion_id": turns[own["id"]].id, "key": "f-1", **VOTE}
     assert (await harness.api.post("/v1/feedback", json=keyed, headers=auth)).status_code == 403
     assert (await harness.api.delete("/v1/feedback", params={"key": "f-1"}, headers=auth)).status_code == 403
+
+
+async def test_batch_with_the_key_has_feedback_on_its_episode_alone(
+    harness: Harness, scripted: ScriptedEngine
+) -> None:
+    own, other = await episodes.create(harness), await episodes.create(harness)
+    for episode in (own, other):
+        await episodes.chat(harness, episode)
+    turns = {turn.episode_id: turn.id for turn in await harness.all(Turn)}
+    items = [
+        {"completion_id": turns[own["id"]], **VOTE},
+        {"completion_id": turns[other["id"]], **VOTE},
+        {"target": {"episode_id": other["id"]}, **VOTE},
+        {"completion_id": turns[own["id"]], "key": "f-1", **VOTE},
+        {"target": {"episode_id": own["id"]}, **VOTE},
+    ]
+    answer = await harness.api.post("/v1/feedback/batch", json={"items": items}, headers=episodes.auth(own["api_key"]))
+    assert [item["status"] for item in answer.json()["data"]] == [201, 403, 403, 403, 201]
+    assert {row.episode_id or row.turn_id for row in await harness.all(Feedback)} == {own["id"], turns[own["id"]]}
 
 
 async def test_anthropic_client_chats_in_its_episode_by_the_key(harness: Harness, scripted: ScriptedEngine) -> None:
