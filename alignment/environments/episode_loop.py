@@ -27,7 +27,7 @@ from alignment.environments.protocols import (
 from alignment.environments.service_http import ServiceHttp
 from alignment.environments.tools.base import EpisodeContext, ToolSchema
 from alignment.environments.tools.toolbox import EpisodeTools
-from alignment.environments.worlds import World
+from alignment.environments.worlds import LOWEST_REWARD, World
 
 log = logging.getLogger(__name__)
 WORLD_SECONDS = 60.0  # for an answer of the world, beyond the deadline
@@ -80,6 +80,7 @@ class _Attempt:
         self._messages: list[Message] = []
         self._rewards: list[StepReward] = []
         self._num_tokens = 0
+        self._is_over = False  # as the world says
         self._metrics: dict[str, float] = {}
         self._ends_at = asyncio.get_running_loop().time() + self._limits.deadline_seconds
 
@@ -88,9 +89,12 @@ class _Attempt:
         self._messages += observation.messages
         async with self._open_tools(observation) as tools:
             reason = await self._play(observation, tools)
-            outcome, step_rewards = await self._ask_world(self._world.judge(self._rewards))
+            judged = self._world.judge(self._rewards, is_over=self._is_over)
+            outcome, step_rewards = await self._ask_world(judged)
             if tools is not None:
                 outcome += await _end_reward(tools)
+                if not self._is_over:
+                    outcome = max(LOWEST_REWARD, outcome)
                 self._metrics |= {"tool_calls": len(tools.records), "tool_faults": tools.count_faults().total()}
         nonzero = [step for step in step_rewards if step.reward != 0.0]
         return Outcome(check_reward(outcome), nonzero, self._metrics, reason)
@@ -111,6 +115,7 @@ class _Attempt:
             state_key = step.state_key
             if step.terminated or step.truncated:
                 self._metrics |= _numbers(step)
+                self._is_over = True
                 return "completed" if step.terminated else "max_turns"
             if not step.messages:
                 raise InfrastructureFailure("the environment neither ended nor answered a reply")

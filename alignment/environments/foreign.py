@@ -31,7 +31,7 @@ from alignment.environments.protocols import (
     Task,
 )
 from alignment.environments.tools.base import JsonObject, ToolSchema
-from alignment.environments.worlds import StepsWorld
+from alignment.environments.worlds import LOWEST_REWARD, StepsWorld
 from alignment.errors import UnavailableEnvironment
 
 TASKS_AT_A_TIME = 100
@@ -72,6 +72,7 @@ class ObservationAnswer(BaseModel):
     messages: list[dict[str, JsonValue]]
     tools: list[dict[str, JsonValue]] = []
     state_key: str | None = None
+    unfinished_reward: float = LOWEST_REWARD
 
 
 class StepAnswer(BaseModel):
@@ -143,6 +144,7 @@ class ForeignSteps(Steps):
         self._episode_id = episode_id
         self._stack = AsyncExitStack()
         self._place: Place | None = None
+        self._unfinished_reward = LOWEST_REWARD
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return seeded_tasks(split, seed)
@@ -159,12 +161,16 @@ class ForeignSteps(Steps):
             self._place = await self._stack.enter_async_context(self._pool.use())
             answer = await self._call("reset", {"task": _task_on_wire(task)})
         observation = self._read(ObservationAnswer, answer)
+        self._unfinished_reward = observation.unfinished_reward
         tools = cast("list[ToolSchema]", observation.tools)
         return Observation(observation.messages, tools, state_key=observation.state_key)
 
     async def step(self, reply: Message) -> Step:
         answer = self._read(StepAnswer, await self._call("step", {"reply": dict(reply)}))
         return Step(answer.messages, answer.reward, answer.terminated, answer.truncated, answer.info, answer.state_key)
+
+    def unfinished_reward(self) -> float:
+        return self._unfinished_reward
 
     async def close(self) -> None:
         async with self._stack:

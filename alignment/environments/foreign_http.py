@@ -11,7 +11,7 @@ from typing import Literal, cast
 from uuid import uuid4
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.errors import InfrastructureFailure
@@ -19,7 +19,7 @@ from alignment.environments.host_process import HostConfig
 from alignment.environments.http_client import ANSWER_SECONDS, Answer, open_client, post_json
 from alignment.environments.protocols import Environment, Message, Observation, Step, Steps, Task
 from alignment.environments.tools.base import JsonObject, ToolSchema
-from alignment.environments.worlds import StepsWorld
+from alignment.environments.worlds import LOWEST_REWARD, StepsWorld
 from alignment.errors import UnavailableEnvironment
 
 NOUN = "the environment's server"
@@ -77,10 +77,11 @@ class Verdict(BaseModel):
 class ResourcesSession(Steps):
     """One attempt on a resources server."""
 
-    def __init__(self, url: str, tasks: Path, seconds: float) -> None:
+    def __init__(self, url: str, tasks: Path, seconds: float, unfinished_reward: float) -> None:
         self._url = url.rstrip("/")
         self._tasks = tasks
         self._seconds = seconds
+        self._unfinished_reward = unfinished_reward
         self._client = open_client()
         self._row: JsonObject = {}
         self._output: list[JsonValue] = []  # of the Responses API, which `/verify` reads
@@ -121,6 +122,9 @@ class ResourcesSession(Steps):
         except ValidationError as error:
             raise InfrastructureFailure(f"{NOUN} has answered /verify without a reward") from error
         return Step(reward=max(-1.0, min(1.0, verdict.reward)), terminated=True, info={"score": verdict.reward})
+
+    def unfinished_reward(self) -> float:
+        return self._unfinished_reward
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -188,13 +192,25 @@ def _to_chat_message(message: JsonObject) -> JsonObject:
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
+class HttpArguments(BaseModel):
+    """The arguments of an HTTP environment."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path
+    seconds: float = ANSWER_SECONDS
+    unfinished_reward: float = Field(LOWEST_REWARD, ge=-1, le=1)
+
+
 def open_http(scheme: str, rest: str, arguments: JsonObject, _: HostConfig | None) -> Environment:
-    """Return the environment of a resources server. Arguments: `tasks`, a file of JSON lines, and `seconds`."""
-    unknown = sorted(arguments.keys() - {"tasks", "seconds"})
-    if unknown or not isinstance(arguments.get("tasks"), str):
+    """Return the environment of a resources server, with HttpArguments."""
+    try:
+        taken = HttpArguments.model_validate(arguments)
+    except ValidationError as error:
         raise UnavailableEnvironment(
-            "an HTTP environment takes `tasks`, a file of JSON lines, and `seconds` of an answer"
-        )
-    tasks, seconds = Path(str(arguments["tasks"])), float(str(arguments.get("seconds", ANSWER_SECONDS)))
-    url = httpx2.URL(f"{scheme}:{rest}")
-    return LoopEnvironment(lambda: StepsWorld(ResourcesSession(str(url), tasks, seconds)))
+            "an HTTP environment takes `tasks`, a file of JSON lines, `seconds` of an answer, and `unfinished_reward`"
+        ) from error
+    url = str(httpx2.URL(f"{scheme}:{rest}"))
+    return LoopEnvironment(
+        lambda: StepsWorld(ResourcesSession(url, taken.tasks, taken.seconds, taken.unfinished_reward))
+    )

@@ -8,7 +8,7 @@ another one. ADAPTER is a file of `host_adapters`, or one like them, with
 What it returns may have any of these methods, of which `run` alone may be a coroutine function:
 
     tasks(split, seed, start, count) -> list of {"id", "data", "seed"}, fewer than `count` at the end
-    reset(episode, task) -> {"messages", "tools"?, "state_key"?}
+    reset(episode, task) -> {"messages", "tools"?, "state_key"?, "unfinished_reward"?}
     step(episode, reply) -> {"messages"?, "reward"?, "terminated"?, "truncated"?, "info"?, "state_key"?}
     run(episode, task, agent) -> {"reward", "step_rewards"?, "metrics"?, "reason"?}
     close(episode)

@@ -164,7 +164,8 @@ class Steps(Protocol):
     """A world that is reset and then steps, as in gymnasium. One object is made for each attempt, without arguments
     but those of `open_environment`.
 
-    The reward of the last step is the outcome of the attempt; the others are rewards of their replies.
+    The reward of the last step is the outcome of the attempt; the others are rewards of their replies. An attempt that
+    a limit ends before the world does has the outcome -1, or what `Unfinished` says.
     """
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
@@ -182,6 +183,15 @@ class Steps(Protocol):
     async def close(self) -> None:
         """Free what the world holds. It is also called after a failure."""
         return None
+
+
+@runtime_checkable
+class Unfinished(Protocol):
+    """What a Steps may have, too: the outcome of an attempt that a limit ends before the world does."""
+
+    def unfinished_reward(self) -> float:
+        """Return it. Where it is more than a loss, a policy learns to stall."""
+        ...
 
 
 @runtime_checkable

@@ -3,7 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from alignment.environments.protocols import Interaction, Message, Observation, Step, StepReward, Steps, Task
+from alignment.environments.protocols import (
+    Interaction,
+    Message,
+    Observation,
+    Step,
+    StepReward,
+    Steps,
+    Task,
+    Unfinished,
+)
+
+LOWEST_REWARD = -1.0
 
 
 class World(ABC):
@@ -22,8 +33,11 @@ class World(ABC):
         """Go on after the last of the messages, a reply of the agent."""
 
     @abstractmethod
-    async def judge(self, rewards: Sequence[StepReward]) -> tuple[float, Sequence[StepReward]]:
-        """Return the outcome, and what of the replies' rewards is left beside it."""
+    async def judge(self, rewards: Sequence[StepReward], *, is_over: bool) -> tuple[float, Sequence[StepReward]]:
+        """Return the outcome, and what of the replies' rewards is left beside it.
+
+        `is_over`: the world itself has ended the attempt, not a limit.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -31,7 +45,10 @@ class World(ABC):
 
 
 class StepsWorld(World):
-    """The world of a Steps. The last reward is the outcome, so that no reward counts twice."""
+    """The world of a Steps. Its last reward is the outcome, so that no reward counts twice.
+
+    A world that has not come to its end has said no outcome. If that were worth more than a loss, stalling would pay.
+    """
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -45,10 +62,11 @@ class StepsWorld(World):
     async def answer(self, messages: Sequence[Message]) -> Step:
         return await self._steps.step(messages[-1])
 
-    async def judge(self, rewards: Sequence[StepReward]) -> tuple[float, Sequence[StepReward]]:
-        if not rewards:
-            return 0.0, ()
-        return rewards[-1].reward, rewards[:-1]
+    async def judge(self, rewards: Sequence[StepReward], *, is_over: bool) -> tuple[float, Sequence[StepReward]]:
+        if is_over:
+            return rewards[-1].reward, rewards[:-1]
+        unfinished = self._steps.unfinished_reward() if isinstance(self._steps, Unfinished) else LOWEST_REWARD
+        return unfinished, rewards
 
     async def close(self) -> None:
         await self._steps.close()
@@ -70,7 +88,7 @@ class InteractionWorld(World):
         feedback = await self._interaction.respond(messages)
         return Step((feedback.message,), feedback.reward, terminated=feedback.is_done)
 
-    async def judge(self, rewards: Sequence[StepReward]) -> tuple[float, Sequence[StepReward]]:
+    async def judge(self, rewards: Sequence[StepReward], *, is_over: bool) -> tuple[float, Sequence[StepReward]]:
         return await self._interaction.score(), rewards
 
     async def close(self) -> None:

@@ -43,6 +43,7 @@ class Worlds:
     def __init__(self, environment_id: str, arguments: dict[str, object]) -> None:
         self._environment_id = environment_id
         self._scale = float(str(arguments.pop("reward_scale", 1.0)))
+        self._unfinished_reward = float(str(arguments.pop("unfinished_reward", -1.0)))
         prompt = arguments.pop("prompt", None)
         self._arguments = arguments
         probe = gymnasium.make(environment_id, **arguments)
@@ -59,7 +60,7 @@ class Worlds:
         self._worlds[episode] = world
         observation, _ = world.environment.reset(seed=int(str(task["seed"])))
         text = f"{self._prompt}\n\n{self._show(world, observation)}"
-        return {"messages": [{"role": "user", "content": text}]}
+        return {"messages": [{"role": "user", "content": text}], "unfinished_reward": self._unfinished_reward}
 
     def step(self, episode: str, reply: dict[str, object]) -> dict[str, object]:
         """Take the action of the reply. The reward is scaled, and limited to -1 and 1."""

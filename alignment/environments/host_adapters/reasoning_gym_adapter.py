@@ -35,7 +35,8 @@ class Questions:
         entry: Entry = dataset[0]
         self._entries[episode] = (dataset, entry)
         system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
-        return {"messages": [*system, {"role": "user", "content": entry["question"]}]}
+        messages = [*system, {"role": "user", "content": entry["question"]}]
+        return {"messages": messages, "unfinished_reward": 0.0 if self._pays_partly else -1.0}
 
     def step(self, episode: str, reply: dict[str, object]) -> dict[str, object]:
         """Score the answer: the text in the last <answer>, or else all of the reply."""

@@ -104,6 +104,25 @@ async def test_toolbox_is_executed_by_the_loop(harness: Harness, live_url: str, 
     assert summary.metrics == {"tool_calls": 1.0, "tool_faults": 0.0}
 
 
+class Patient(Rooms):
+    def unfinished_reward(self) -> float:
+        return -0.25
+
+
+@pytest.mark.parametrize(("world", "outcome"), [(Rooms, -1.0), (Patient, -0.25)])
+@pytest.mark.parametrize("limits", [Limits(max_turns=2), Limits(max_tokens=9)], ids=["turns", "tokens"])
+async def test_stalling_pays_no_more_than_losing(
+    harness: Harness, live_url: str, world: type[Rooms], outcome: float, limits: Limits
+) -> None:
+    """The world of Steps has not come to its end, so its last reward is no outcome."""
+    environment = LoopEnvironment(lambda: StepsWorld(world(outcome=-1.0)))
+    async with open_run(environment, live_url, harness.key, replace(PLAN, limits=limits)) as run:
+        summary = await run.run()
+    [episode] = await harness.all(Episode)
+    assert episode.outcome == outcome
+    assert summary.mean_reward == outcome + 0.25, "with the reward of the first reply"
+
+
 class OwnTools(Rooms):
     async def reset(self, task: Task) -> Observation:
         return Observation([user("Move.")], tools=[Calculator().schema()])

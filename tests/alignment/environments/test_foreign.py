@@ -32,7 +32,8 @@ class World:
         self.rooms[episode] = task["data"]["room"]
         if os.path.exists("die"):
             os._exit(1)
-        return {"messages": [{"role": "user", "content": f"{os.getpid()}"}], "state_key": "first"}
+        return {"messages": [{"role": "user", "content": f"{os.getpid()}"}], "state_key": "first",
+                "unfinished_reward": task["data"].get("unfinished", -1.0)}
 
     def step(self, episode, reply):
         self.rooms[episode] += 1
@@ -131,6 +132,16 @@ async def test_attempts_share_a_process_and_no_state(pool: HostPool) -> None:
     await one.close()
     assert (await two.step(reply)).info == {"rooms": 1}
     await two.close()
+
+
+@pytest.mark.parametrize(("data", "reward"), [({}, -1.0), ({"unfinished": 0.0}, 0.0)])
+async def test_world_says_what_an_unfinished_attempt_is_worth(
+    pool: HostPool, data: dict[str, float], reward: float
+) -> None:
+    steps = ForeignSteps(pool, "one")
+    await steps.reset(replace(TASK, data={"room": 3, **data}))
+    assert steps.unfinished_reward() == reward
+    await steps.close()
 
 
 async def test_processes_are_used_evenly_and_places_are_waited_for(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from alignment.environments.errors import InfrastructureFailure
 from alignment.environments.open_environment import open_environment
-from alignment.environments.protocols import Agent, Environment, Outcome
+from alignment.environments.protocols import Agent, Environment, Limits, Outcome
 from alignment.errors import UnavailableEnvironment
 from tests.support.chat_agent import serve_agent, tool_call
 from tests.support.scripted_engine import serve
@@ -89,10 +89,12 @@ def open_rows(counter: Counter, tmp_path: Path) -> Iterator[Callable[..., Enviro
         yield open_targets
 
 
-async def play(environment: Environment, reply: Callable[[list[dict[str, Any]]], Any]) -> list[Outcome]:
+async def play(
+    environment: Environment, reply: Callable[[list[dict[str, Any]]], Any], limits: Limits | None = None
+) -> list[Outcome]:
     with serve_agent(reply) as url:
         tasks = list(environment.tasks("train", 0))
-        outcomes = [await environment.run(task, Agent(url, "sk-ep-1", "m")) for task in tasks]
+        outcomes = [await environment.run(task, Agent(url, "sk-ep-1", "m", limits=limits or Limits())) for task in tasks]
     await environment.close()
     return outcomes
 
@@ -112,6 +114,13 @@ async def test_attempts_have_sessions_and_their_answers_are_verified(
     assert sorted(counter.counts.values()) == [3, 4], "each has a session of its own"
     kinds = [item["type"] for item in counter.verified[0]["output"]]
     assert kinds == ["function_call", "function_call_output", "message"]
+
+
+async def test_attempt_that_never_answers_is_lost(open_rows: Callable[..., Environment]) -> None:
+    """Without an answer there is nothing to verify, and stalling would pay more than a wrong answer."""
+    limits = Limits(max_turns=2)
+    [outcome] = await play(open_rows(3), lambda messages: tool_call("count", by=1), limits)
+    assert (outcome.reward, outcome.reason) == (-1.0, "max_turns")
 
 
 async def test_mistakes_of_the_agent_are_shown_to_it(open_rows: Callable[..., Environment]) -> None:

@@ -41,7 +41,7 @@ async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
     options += ["--split", "test", "--seed", "5", "--arguments", '{"num_rooms": 4}']
     status, output, errors = await play(*options)
     assert status == 0, errors
-    assert "4 of 4 attempts, mean reward 0.250" in errors
+    assert "4 of 4 attempts, mean reward -0.750" in errors
     assert "run one: 4 attempts" in output and "ends: max_turns 4" in output
     episodes = await cli_harness.all(Episode)
     assert sorted(row.task for row in episodes) == ["test-0", "test-0", "test-1", "test-1"]
