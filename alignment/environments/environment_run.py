@@ -14,8 +14,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import cast
 
+from alignment.environments.agent_chat import LIMIT_BY_CODE
 from alignment.environments.episode_loop import check_reward
-from alignment.environments.errors import AgentFailure, InfrastructureFailure, ServiceRefusal, describe_error
+from alignment.environments.errors import (
+    AgentFailure,
+    EnvironmentFailure,
+    InfrastructureFailure,
+    ServiceRefusal,
+    describe_error,
+    with_causes,
+)
 from alignment.environments.protocols import Agent, Environment, Limits, Outcome, Reason, StepReward, Task
 from alignment.environments.run_summary import LOST, Result, RunSummary, summarize
 from alignment.environments.service_client import CreatedEpisode, EpisodeRecord, NewEpisode, ServiceClient
@@ -23,7 +31,8 @@ from alignment.errors import UnavailableEnvironment
 
 log = logging.getLogger(__name__)
 MAX_TRIES = 2  # of a planned attempt; the service has no more places in a group
-LIMIT_REASONS = frozenset({"max_turns", "max_tokens", "deadline"})
+ENDED_BY_TIME = frozenset({"deadline", "idle_timeout"})
+ENDED_BY_SERVICE = ENDED_BY_TIME | {"max_turns", "max_tokens"}
 HANG_SECONDS = 300.0  # beyond the deadline: an environment that has not ended by then hangs
 END_SECONDS = 10.0  # to report what an interrupted run leaves
 
@@ -143,8 +152,7 @@ class EnvironmentRun:
         url = self._service.base_url(created.id)
         agent = Agent(url, created.api_key, self._plan.policy, episode_id=created.id, limits=limits)
         try:
-            async with asyncio.timeout(limits.deadline_seconds + HANG_SECONDS):
-                outcome = await self._environment.run(task, agent)
+            outcome = await _run_in_time(self._environment, task, agent)
             _check(outcome)
         except UnavailableEnvironment:
             raise  # so is every other attempt
@@ -152,18 +160,22 @@ class EnvironmentRun:
             return Outcome(None, reason="failed"), describe_error(error)
         except Exception as error:
             log.info("attempt_failed", extra={"episode": created.id, "task": task.id}, exc_info=True)
-            return await self._outcome_after(created), describe_error(error)
+            return await self._outcome_after(created, error), describe_error(error)
         return outcome, None
 
-    async def _outcome_after(self, created: CreatedEpisode) -> Outcome:
+    async def _outcome_after(self, created: CreatedEpisode, error: Exception) -> Outcome:
         """Return the outcome of an attempt whose environment has raised an error.
 
-        If a limit had ended the episode, its chats were refused, and the error is likely to say so. Such an attempt is
-        not left out: those that reach limits are the longest.
+        If a limit had ended the episode and its chat was refused for that, the attempt has failed and is not left out:
+        those that reach limits are the longest. What it is worth is the service's `rewards.episode_failure`.
         """
-        record = await self._service.read(created.id)
-        if record.end_reason in LIMIT_REASONS:
-            return Outcome(0.0, reason=cast("Reason", record.end_reason))
+        if not isinstance(error, InfrastructureFailure) or isinstance(error, EnvironmentFailure):
+            record = await self._service.read(created.id)
+            # Only a chat reaches a limit of turns or tokens, but the service itself notices a deadline.
+            if record.end_reason in ("max_turns", "max_tokens") or (
+                record.end_reason in ENDED_BY_TIME and _says_refusal(error)
+            ):
+                return Outcome(None, reason="failed")
         return Outcome(None, reason="infrastructure")
 
     async def _report(self, task: Task, created: CreatedEpisode, outcome: Outcome, error: str | None) -> Result:
@@ -174,10 +186,11 @@ class EnvironmentRun:
             if refusal is not None:
                 error, outcome = refusal, Outcome(None, (), outcome.metrics, "infrastructure")
         record = await self._service.end(created.id, outcome)
+        has_failed_at_limit = outcome.reason == "failed" and record.end_reason in ENDED_BY_SERVICE
         return Result(
             task=task.id,
             episode_id=created.id,
-            reason=outcome.reason,
+            reason=_reason_of(record) if has_failed_at_limit else outcome.reason,
             reward=_total(outcome),
             num_turns=record.num_turns,
             num_tokens=record.num_tokens,
@@ -190,6 +203,28 @@ class EnvironmentRun:
         with suppress(InfrastructureFailure, ServiceRefusal, TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._service.end(created.id, Outcome(None, reason="abandoned"))
+
+
+async def _run_in_time(environment: Environment, task: Task, agent: Agent) -> Outcome:
+    """Return the outcome of an attempt. Raises InfrastructureFailure for an environment that hangs."""
+    try:
+        async with asyncio.timeout(agent.limits.deadline_seconds + HANG_SECONDS) as limit:
+            return await environment.run(task, agent)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise InfrastructureFailure("the environment hangs: it has not ended long after the deadline") from error
+
+
+def _says_refusal(error: Exception) -> bool:
+    """Return whether the error, or one that it came from, says that the service has refused a chat of an episode."""
+    texts = [str(one) for one in with_causes(error)]
+    return any(sign in text for text in texts for sign in ("409", *filter(None, LIMIT_BY_CODE)))
+
+
+def _reason_of(record: EpisodeRecord) -> Reason:
+    """Return why an episode has ended, in the words of a run."""
+    return cast("Reason", "deadline" if record.end_reason == "idle_timeout" else record.end_reason)
 
 
 def _replayed(task: Task, record: EpisodeRecord) -> Result:

@@ -43,6 +43,10 @@ class InfrastructureFailure(Exception):
     """
 
 
+class EnvironmentFailure(InfrastructureFailure):
+    """Code of an environment in another process has raised an error, perhaps since the service refused its chat."""
+
+
 class AgentFailure(Exception):
     """The agent gave up, or an error of its own stopped it: the episode ends as `failed`, which is learned from."""
 
@@ -72,10 +76,10 @@ def describe_error(error: BaseException) -> str:
 
 def is_host_failure(error: BaseException) -> bool:
     """Return whether the error, or one that it came from, says that a connection was refused or lost."""
-    return any(map(_is_of_host, _with_causes(error)))
+    return any(map(_is_of_host, with_causes(error)))
 
 
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
+def with_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error, what it was raised from or while handling, and the members of groups."""
     seen: set[int] = set()
     waiting: list[object] = [error]

@@ -22,7 +22,7 @@ from typing import IO, Literal
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from alignment.environments.errors import CREDENTIALS, QUERY, AgentFailure, InfrastructureFailure
+from alignment.environments.errors import CREDENTIALS, QUERY, AgentFailure, EnvironmentFailure, InfrastructureFailure
 from alignment.environments.tools.base import JsonObject
 from alignment.errors import UnavailableEnvironment
 
@@ -267,4 +267,4 @@ def _to_exception(error: CallError, label: str) -> Exception:
     message = f"{label}: {error.message}"
     if error.kind == "unavailable":
         return UnavailableEnvironment(message)
-    return AgentFailure(message) if error.kind == "agent" else InfrastructureFailure(message)
+    return AgentFailure(message) if error.kind == "agent" else EnvironmentFailure(message)

@@ -1,18 +1,21 @@
 """Planned attempts with the real API and a scripted engine: groups, ends by reason, repetition, interruption."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 
+from alignment.environments import environment_run
 from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Agent, Environment, Limits, Outcome, StepReward, Task
 from alignment.environments.service_http import ServiceHttp
 from alignment.environments.worlds import InteractionWorld, StepsWorld
-from app.models import Episode, Feedback, Turn
+from app.models import EndReason, Episode, EpisodeState, Feedback, Turn
 from tests.support.deployment import Harness
 from tests.support.environments import PLAN, Endless, Faulty, Rooms, open_run
 from tests.support.scripted_engine import ScriptedEngine
@@ -119,8 +122,34 @@ async def test_limit_that_the_environment_does_not_know(harness: Harness, live_u
     async with open_run(Chats([]), live_url, harness.key, replace(PLAN, limits=Limits(max_turns=1))) as run:
         summary = await run.run()
     [episode] = await harness.all(Episode)
-    assert (episode.end_reason, episode.outcome) == ("max_turns", 0.0)
+    assert episode.end_reason == "max_turns"
+    assert [row.value for row in await harness.all(Feedback)] == [-1.0], "it pays what a failure does"
     assert summary.ends == {"max_turns": 1} and list(summary.errors.values()) == [1]
+
+
+@pytest.mark.parametrize("error", [InfrastructureFailure("the process has died"), KeyError("board"), None])
+async def test_failure_after_the_deadline_is_no_outcome(
+    harness: Harness, live_url: str, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """The service has ended the episode by then, but not a chat of the agent has been refused: the host has failed, or
+    the environment hangs."""
+    monkeypatch.setattr(environment_run, "HANG_SECONDS", 0.0)
+
+    class Late(Faulty):
+        async def run(self, task: Task, agent: Agent) -> Outcome:
+            await super().run(task, agent)
+            async with harness.db.write() as session:
+                ended = {"state": EpisodeState.ENDED, "end_reason": EndReason.DEADLINE, "ended_at": time.time()}
+                await session.execute(update(Episode).where(Episode.id == agent.episode_id).values(ended))
+            if error is not None:
+                raise error
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+    plan = PLAN if error is not None else replace(PLAN, limits=Limits(deadline_seconds=2.0))
+    async with open_run(Late([]), live_url, harness.key, plan) as run:
+        summary = await run.run()
+    assert summary.ends == {"infrastructure": 2} and await harness.all(Feedback) == []
 
 
 @pytest.mark.parametrize("outcome", [Outcome(1.5), Outcome(float("nan")), Outcome(0.0, [StepReward("nobody", 0.5)])])
