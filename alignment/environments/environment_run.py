@@ -1,7 +1,7 @@
 """Play planned attempts: so many tasks of an environment, each so many times, so many of them at a time.
 
 Each attempt is an episode of the service. An attempt that is lost, by the environment or by what it runs on, is
-repeated once. A run has a name: one of the same name, played again, goes on where the first one was ended.
+repeated once; one that was interrupted is repeated too. A run has a name: one of the same name, played again, goes on where the first one was ended.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from typing import cast
 
 from alignment.environments.agent_chat import LIMIT_BY_CODE
@@ -30,10 +30,13 @@ from alignment.environments.service_client import CreatedEpisode, EpisodeRecord,
 from alignment.errors import UnavailableEnvironment
 
 log = logging.getLogger(__name__)
-MAX_TRIES = 2  # of a planned attempt; the service has no more places in a group
+MAX_TRIES = 2  # of a planned attempt, beside those that were interrupted
+GROUP_IS_FULL = "episode_group_full"  # it has twice its size, interrupted attempts included
 ENDED_BY_TIME = frozenset({"deadline", "idle_timeout"})
 ENDED_BY_SERVICE = ENDED_BY_TIME | {"max_turns", "max_tokens"}
 HANG_SECONDS = 300.0  # beyond the deadline: an environment that has not ended by then hangs
+OTHER_END = "episode_ended"  # another end has been reported
+LOST_REASONS: tuple[Reason, ...] = ("abandoned", "infrastructure")
 END_SECONDS = 10.0  # to report what an interrupted run leaves
 
 
@@ -54,7 +57,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedAttempt:
     """One planned attempt: the n-th of a task."""
 
     task: Task
@@ -87,11 +90,11 @@ class EnvironmentRun:
         Cancelled, it ends its open episodes as abandoned, so that nothing is learned from a part of one.
         """
         self._started = time.monotonic()
-        places = self._places()
+        planned_attempts = self._planned()
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._plan.concurrency):
-                    group.create_task(self._work(places))
+                    group.create_task(self._work(planned_attempts))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         self._is_complete = True
@@ -101,7 +104,7 @@ class EnvironmentRun:
         seconds = time.monotonic() - self._started
         return summarize(self._plan.name, self.results, self._num_lost, seconds, is_complete=self._is_complete)
 
-    def _places(self) -> Iterator[Place]:
+    def _planned(self) -> Iterator[PlannedAttempt]:
         """Yield the attempts, those of a task one after another, so that a group is ready early."""
         plan = self._plan
         seen: set[str] = set()
@@ -109,32 +112,66 @@ class EnvironmentRun:
             if task.id in seen:
                 raise ValueError(f"the environment has two tasks with the id {task.id!r}")
             seen.add(task.id)
-            yield from (Place(task, number) for number in range(plan.group_size))
+            yield from (PlannedAttempt(task, number) for number in range(plan.group_size))
 
-    async def _work(self, places: Iterator[Place]) -> None:
-        for place in places:
-            for number in range(MAX_TRIES):
-                result = await self._attempt(place, number)
-                self.results.append(result)
-                if self._on_result is not None:
-                    self._on_result(result)
-                if not result.is_lost:
-                    break
-            else:
+    async def _work(self, planned_attempts: Iterator[PlannedAttempt]) -> None:
+        for planned in planned_attempts:
+            if not await self._try(planned):
                 self._num_lost += 1
 
-    async def _attempt(self, place: Place, number: int) -> Result:
-        created = await self._service.create(self._new_episode(place.task), self._idempotency_key(place, number))
+    async def _try(self, planned: PlannedAttempt) -> bool:
+        """Play until there is a result. Return whether there is one.
+
+        An interruption costs no try, since it says nothing about the environment.
+        """
+        num_failed = 0
+        for number in count():
+            try:
+                result = await self._attempt(planned, number)
+            except ServiceRefusal as refusal:
+                if refusal.code != GROUP_IS_FULL:
+                    raise
+                return False  # interruptions have taken its places
+            self.results.append(result)
+            if self._on_result is not None:
+                self._on_result(result)
+            if not result.is_lost:
+                return True
+            num_failed += result.reason == "infrastructure" or not result.is_replay
+            if num_failed == MAX_TRIES:
+                return False
+        raise AssertionError("unreachable")
+
+    async def _attempt(self, planned: PlannedAttempt, number: int) -> Result:
+        created = await self._service.create(self._new_episode(planned.task), self._idempotency_key(planned, number))
         if not created.is_open:
-            return _replayed(place.task, created)
+            return _replayed(planned.task, created, await self._find_loss(created))
         try:
             if created.is_replay:  # of a run that was killed; its world is gone
-                return await self._report(place.task, created, Outcome(None, reason="abandoned"), None)
-            outcome, error = await self._play(place.task, created)
-            return await self._report(place.task, created, outcome, error)
+                return await self._report(planned.task, created, Outcome(None, reason="abandoned"), None)
+            outcome, error = await self._play(planned.task, created)
+            return await self._report(planned.task, created, outcome, error)
         except (asyncio.CancelledError, UnavailableEnvironment):
             await self._abandon(created)
             raise
+
+    async def _find_loss(self, created: CreatedEpisode) -> Reason | None:
+        """Return why an attempt of an earlier run is lost, or None if it is not.
+
+        The service ends what a killed run has left at its deadline. Nobody has reported that end, and so it is lost: it
+        is reported now, which the service refuses if another end has been reported.
+        """
+        if created.outcome is not None or created.end_reason not in ENDED_BY_SERVICE:
+            return cast("Reason", created.end_reason) if created.end_reason in LOST else None
+        for reason in LOST_REASONS:
+            try:
+                await self._service.end(created.id, Outcome(None, reason=reason))
+            except ServiceRefusal as refusal:
+                if refusal.code != OTHER_END:
+                    raise
+            else:
+                return reason
+        return None
 
     def _new_episode(self, task: Task) -> NewEpisode:
         plan = self._plan
@@ -142,8 +179,8 @@ class EnvironmentRun:
         metadata = {**plan.metadata, "run": plan.name, "split": plan.split, "seed": str(plan.seed)}
         return NewEpisode(plan.policy, task.id, plan.limits, plan.version, group, metadata)
 
-    def _idempotency_key(self, place: Place, number: int) -> str:
-        name = f"{self._plan.name}\n{place.task.id}\n{place.number}\n{number}"
+    def _idempotency_key(self, planned: PlannedAttempt, number: int) -> str:
+        name = f"{self._plan.name}\n{planned.task.id}\n{planned.number}\n{number}"
         return hashlib.sha256(name.encode()).hexdigest()
 
     async def _play(self, task: Task, created: CreatedEpisode) -> tuple[Outcome, str | None]:
@@ -195,6 +232,7 @@ class EnvironmentRun:
             num_turns=record.num_turns,
             num_tokens=record.num_tokens,
             metrics=dict(outcome.metrics),
+            is_replay=created.is_replay,
             error=error,
         )
 
@@ -227,8 +265,8 @@ def _reason_of(record: EpisodeRecord) -> Reason:
     return cast("Reason", "deadline" if record.end_reason == "idle_timeout" else record.end_reason)
 
 
-def _replayed(task: Task, record: EpisodeRecord) -> Result:
-    reason = cast("Reason", "abandoned" if record.end_reason == "idle_timeout" else record.end_reason)
+def _replayed(task: Task, record: EpisodeRecord, loss: Reason | None) -> Result:
+    reason = loss or _reason_of(record)
     reward = None if reason in LOST else record.outcome
     return Result(task.id, record.id, reason, reward, record.num_turns, record.num_tokens, is_replay=True)
 

@@ -6,6 +6,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
+from json import dumps as dump_json
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 from uuid import uuid4
@@ -20,6 +22,7 @@ from alignment.environments.protocols import Environment, Limits
 from alignment.environments.run_summary import Result, RunSummary
 from alignment.environments.service_client import ServiceClient
 from alignment.environments.service_http import ServiceHttp
+from alignment.environments.tools.base import JsonObject
 from alignment.errors import UnavailableEnvironment
 from app.cli.client import CommandError, load_api_key, service_url, tls_context
 from app.cli.options import Json, PolicyName, parse_json
@@ -83,7 +86,7 @@ def run_environment(
         seed=seed,
         version=version,
         limits=Limits(max_turns, max_tokens, max_reply_tokens, deadline),
-        metadata={"environment": environment[:512]},
+        metadata=_metadata(environment, values),
     )
     sys.path.insert(0, os.getcwd())  # as uvicorn and celery do: the environment may be a file beside
     opened = open_environment(environment, values, _host(python, processes, variable or []))
@@ -92,6 +95,17 @@ def run_environment(
     if status == 0 and summary.mean_reward is None:
         status = 1
     raise typer.Exit(status)
+
+
+def _metadata(environment: str, arguments: JsonObject) -> dict[str, str]:
+    """Return what is recorded with each episode. Of the arguments a digest is: they may hold keys.
+
+    So the service refuses to go on with a run whose arguments are other ones.
+    """
+    metadata = {"environment": environment[:512]}
+    if arguments:
+        metadata["arguments"] = sha256(dump_json(arguments, sort_keys=True).encode()).hexdigest()[:32]
+    return metadata
 
 
 def _host(python: Path | None, processes: int, variables: list[str]) -> HostConfig | None:

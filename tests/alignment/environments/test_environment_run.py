@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
 from sqlalchemy import update
@@ -16,6 +17,7 @@ from alignment.environments.protocols import Agent, Environment, Limits, Outcome
 from alignment.environments.service_http import ServiceHttp
 from alignment.environments.worlds import InteractionWorld, StepsWorld
 from app.models import EndReason, Episode, EpisodeState, Feedback, Turn
+from tests.support import episodes
 from tests.support.deployment import Harness
 from tests.support.environments import PLAN, Endless, Faulty, Rooms, open_run
 from tests.support.scripted_engine import ScriptedEngine
@@ -31,14 +33,14 @@ async def test_attempts_at_a_task_are_a_group(harness: Harness, live_url: str) -
     plan = replace(PLAN, num_tasks=2, group_size=3, split="test", seed=7, metadata={"environment": "rooms"})
     async with open_run(rooms(), live_url, harness.key, plan) as run:
         summary = await run.run()
-    episodes = await harness.all(Episode)
-    assert sorted((row.task, row.group_id, row.group_size) for row in episodes) == [
+    rows = await harness.all(Episode)
+    assert sorted((row.task, row.group_id, row.group_size) for row in rows) == [
         *[("test-0", "run-1/test-0", 3)] * 3,
         *[("test-1", "run-1/test-1", 3)] * 3,
     ]
-    assert {row.sampling for row in episodes} == {"policy"}
+    assert {row.sampling for row in rows} == {"policy"}
     expected = {"environment": "rooms", "run": "run-1", "split": "test", "seed": "7"}
-    assert all(row.request_metadata == expected for row in episodes)
+    assert all(row.request_metadata == expected for row in rows)
     assert summary.ends == {"completed": 6} and summary.is_complete and summary.num_lost == 0
     assert (summary.mean_reward, summary.mean_turns, summary.num_turns) == (0.75, 3, 18)
     assert summary.metrics == {"rooms": 3.0}
@@ -66,10 +68,10 @@ async def test_rewards_of_steps_are_feedback_on_their_replies(harness: Harness, 
 async def test_lost_attempt_is_repeated_once(harness: Harness, live_url: str, fault: str) -> None:
     async with open_run(Faulty([fault]), live_url, harness.key, replace(PLAN, group_size=2, concurrency=1)) as run:
         summary = await run.run()
-    episodes = await harness.all(Episode)
-    assert [row.end_reason for row in episodes] == ["infrastructure", "completed", "completed"]
-    assert [row.outcome for row in episodes] == [None, 1.0, 1.0]
-    assert len({row.group_id for row in episodes}) == 1
+    rows = await harness.all(Episode)
+    assert [row.end_reason for row in rows] == ["infrastructure", "completed", "completed"]
+    assert [row.outcome for row in rows] == [None, 1.0, 1.0]
+    assert len({row.group_id for row in rows}) == 1
     assert summary.ends == {"infrastructure": 1, "completed": 2}
     assert summary.num_lost == 0 and summary.mean_reward == 1.0 and len(summary.errors) == 1
 
@@ -227,6 +229,62 @@ async def test_interrupted_attempt_is_abandoned_and_repeated_by_the_next_run(har
     async with open_run(Faulty([]), live_url, harness.key) as run:
         summary = await run.run()
     assert summary.ends == {"abandoned": 1, "completed": 1} and summary.is_complete
+
+
+async def test_interruptions_cost_no_try(harness: Harness, live_url: str) -> None:
+    for _ in range(3):
+        environment = Blocked()
+        async with open_run(environment, live_url, harness.key) as run:
+            await interrupt(environment, run)
+    async with open_run(Faulty(["raise"]), live_url, harness.key) as run:
+        summary = await run.run()
+    assert summary.ends == {"abandoned": 3, "completed": 1, "infrastructure": 1} and summary.num_lost == 0
+
+
+async def test_full_group_loses_the_attempt_and_not_the_run(harness: Harness, live_url: str) -> None:
+    plan = replace(PLAN, group_size=2, concurrency=1)
+    for _ in range(4):
+        environment = Blocked()
+        async with open_run(environment, live_url, harness.key, plan) as run:
+            await interrupt(environment, run)
+    async with open_run(Faulty([]), live_url, harness.key, plan) as run:
+        summary = await run.run()
+    assert summary.ends == {"abandoned": 4} and summary.num_lost == 2 and summary.is_complete
+
+
+@pytest.mark.parametrize(
+    ("reports", "ends", "num_replayed"),
+    [
+        ([], {"abandoned": 1, "completed": 1}, 1),
+        ([{"reason": "infrastructure"}], {"completed": 1, "infrastructure": 1}, 1),
+        ([{"reason": "failed"}], {"deadline": 1}, 1),
+        ([{"reason": "deadline", "outcome": 0.5}], {"deadline": 1}, 1),
+    ],
+    ids=["nobody", "lost", "failed", "graded"],
+)
+async def test_end_that_nobody_has_reported_is_repeated(
+    harness: Harness,
+    live_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    reports: list[dict[str, object]],
+    ends: dict[str, int],
+    num_replayed: int,
+) -> None:
+    """The run was killed, and the service has ended its episode at the deadline."""
+    environment = Blocked()
+    async with open_run(environment, live_url, harness.key) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "_abandon", AsyncMock())
+            await interrupt(environment, run)
+    async with harness.db.write() as session:
+        ended = {"state": EpisodeState.ENDED, "end_reason": EndReason.DEADLINE, "ended_at": time.time()}
+        await session.execute(update(Episode).values(ended))
+    [episode] = await harness.all(Episode)
+    for report in reports:
+        await episodes.end(harness, episode.id, **report)
+    async with open_run(Faulty([]), live_url, harness.key) as run:
+        summary = await run.run()
+    assert summary.ends == ends and summary.num_replayed == num_replayed
 
 
 async def test_unreachable_service_ends_the_run(harness: Harness, live_url: str) -> None:

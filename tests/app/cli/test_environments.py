@@ -49,6 +49,8 @@ async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
     assert {row.request_metadata["environment"] for row in episodes} == {ROOMS}
     status, output, errors = await play(*options, "--json")
     assert status == 0 and json.loads(output)["num_replayed"] == 4, errors
+    status, _, errors = await play(*options[:-1], '{"num_rooms": 5}')
+    assert status == 1 and "Idempotency-Key was used with another body" in errors, "other arguments are another run"
 
 
 @pytest.mark.usefixtures("cli_harness", "scripted")
