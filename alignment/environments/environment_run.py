@@ -24,7 +24,7 @@ from alignment.environments.errors import (
     describe_error,
     with_causes,
 )
-from alignment.environments.protocols import Agent, Environment, Limits, Outcome, Reason, StepReward, Task
+from alignment.environments.protocols import Agent, Environment, HasPlaces, Limits, Outcome, Reason, StepReward, Task
 from alignment.environments.run_summary import LOST, Result, RunSummary, summarize
 from alignment.environments.service_client import CreatedEpisode, EpisodeRecord, NewEpisode, ServiceClient
 from alignment.errors import UnavailableEnvironment
@@ -91,9 +91,12 @@ class EnvironmentRun:
         """
         self._started = time.monotonic()
         planned_attempts = self._planned()
+        concurrency = self._plan.concurrency
+        if isinstance(self._environment, HasPlaces):
+            concurrency = min(concurrency, await self._environment.max_concurrency())
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._plan.concurrency):
+                for _ in range(concurrency):
                     group.create_task(self._work(planned_attempts))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None

@@ -16,7 +16,7 @@ from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
 
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.errors import InfrastructureFailure
-from alignment.environments.host_pool import ForeignName, HostPool, Place
+from alignment.environments.host_pool import EnvironmentSpec, HostPool, PooledProcess
 from alignment.environments.host_process import ADAPTERS, HostConfig
 from alignment.environments.protocols import (
     Agent,
@@ -121,8 +121,8 @@ def open_foreign(scheme: str, rest: str, arguments: JsonObject, config: HostConf
         )
     package = PACKAGES[scheme]
     name, named = parse_name(rest)
-    foreign = ForeignName(ADAPTERS / package.adapter, name, named | arguments, f"{scheme}:{name}")
-    pool = HostPool(foreign, config)
+    spec = EnvironmentSpec(ADAPTERS / package.adapter, name, named | arguments, f"{scheme}:{name}")
+    pool = HostPool(spec, config)
     return ForeignEnvironment(pool) if package.has_loop else ForeignLoop(pool)
 
 
@@ -143,7 +143,7 @@ class ForeignSteps(Steps):
         self._pool = pool
         self._episode_id = episode_id
         self._stack = AsyncExitStack()
-        self._place: Place | None = None
+        self._pooled: PooledProcess | None = None
         self._unfinished_reward = LOWEST_REWARD
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
@@ -151,14 +151,14 @@ class ForeignSteps(Steps):
 
     async def reset(self, task: Task) -> Observation:
         """Begin the task. A process that dies meanwhile, perhaps by another attempt, is replaced once."""
-        self._place = await self._stack.enter_async_context(self._pool.use())
+        self._pooled = await self._stack.enter_async_context(self._pool.use())
         try:
             answer = await self._call("reset", {"task": _task_on_wire(task)})
         except InfrastructureFailure:
-            if self._place.process.is_alive:
+            if self._pooled.process.is_alive:
                 raise
             await self._stack.aclose()
-            self._place = await self._stack.enter_async_context(self._pool.use())
+            self._pooled = await self._stack.enter_async_context(self._pool.use())
             answer = await self._call("reset", {"task": _task_on_wire(task)})
         observation = self._read(ObservationAnswer, answer)
         self._unfinished_reward = observation.unfinished_reward
@@ -174,16 +174,16 @@ class ForeignSteps(Steps):
 
     async def close(self) -> None:
         async with self._stack:
-            if self._place is not None and self._place.process.is_alive:
+            if self._pooled is not None and self._pooled.process.is_alive:
                 await self._call("close", {})
 
     async def _call(self, method: str, params: JsonObject) -> JsonValue:
-        assert self._place is not None, "reset comes first"
+        assert self._pooled is not None, "reset comes first"
         seconds = self._pool.config.answer_seconds
-        return await self._place.process.call(method, {"episode": self._episode_id, **params}, seconds)
+        return await self._pooled.process.call(method, {"episode": self._episode_id, **params}, seconds)
 
     def _read(self, model: type[Model], answer: JsonValue) -> Model:
-        return read_answer(model, answer, self._pool.name.label)
+        return read_answer(model, answer, self._pool.spec.label)
 
 
 class ForeignLoop(LoopEnvironment):
@@ -192,6 +192,9 @@ class ForeignLoop(LoopEnvironment):
     def __init__(self, pool: HostPool) -> None:
         super().__init__(lambda: StepsWorld(ForeignSteps(pool, uuid4().hex)))
         self._pool = pool
+
+    async def max_concurrency(self) -> int:
+        return await self._pool.count_places()
 
     async def close(self) -> None:
         await super().close()
@@ -213,7 +216,7 @@ class ForeignEnvironment(Environment):
             while True:
                 params: JsonObject = {"split": split, "seed": seed, "start": start, "count": TASKS_AT_A_TIME}
                 answer = process.call_blocking("tasks", params, seconds)
-                tasks = read_answer(TasksAnswer, {"tasks": answer}, self._pool.name.label).tasks
+                tasks = read_answer(TasksAnswer, {"tasks": answer}, self._pool.spec.label).tasks
                 yield from (Task(task.id, task.data, task.seed) for task in tasks)
                 if len(tasks) < TASKS_AT_A_TIME:
                     return
@@ -222,18 +225,21 @@ class ForeignEnvironment(Environment):
             process.close()
 
     async def run(self, task: Task, agent: Agent) -> Outcome:
-        async with self._pool.use() as place:
+        async with self._pool.use() as pooled:
             params: JsonObject = {"episode": uuid4().hex, "task": _task_on_wire(task), "agent": _agent_on_wire(agent)}
             seconds = agent.limits.deadline_seconds + RUN_SECONDS
             try:
-                answer = await place.process.call("run", params, seconds, can_cancel=place.opened.is_concurrent)
+                answer = await pooled.process.call("run", params, seconds, can_cancel=pooled.opened.is_concurrent)
             except asyncio.CancelledError:
-                if not place.opened.is_concurrent:
-                    place.process.kill("was stopped with its attempt")
+                if not pooled.opened.is_concurrent:
+                    pooled.process.kill("was stopped with its attempt")
                 raise
-        outcome = read_answer(OutcomeAnswer, answer, self._pool.name.label)
+        outcome = read_answer(OutcomeAnswer, answer, self._pool.spec.label)
         step_rewards = [StepReward(step.completion_id, step.reward) for step in outcome.step_rewards]
         return Outcome(outcome.reward, step_rewards, outcome.metrics, outcome.reason)
+
+    async def max_concurrency(self) -> int:
+        return await self._pool.count_places()
 
     async def close(self) -> None:
         await self._pool.close()

@@ -25,7 +25,7 @@ class Opened(BaseModel):
 
 
 @dataclass(frozen=True)
-class ForeignName:
+class EnvironmentSpec:
     """What a process opens. `label` names it in messages."""
 
     adapter: Path
@@ -35,7 +35,7 @@ class ForeignName:
 
 
 @dataclass
-class Place:
+class PooledProcess:
     """A process, and the number of the episodes in it."""
 
     process: HostProcess
@@ -46,39 +46,45 @@ class Place:
 class HostPool:
     """At most `config.processes` processes with the same environment."""
 
-    def __init__(self, name: ForeignName, config: HostConfig) -> None:
-        self.name = name
+    def __init__(self, spec: EnvironmentSpec, config: HostConfig) -> None:
+        self.spec = spec
         self.config = config
         self._lock = asyncio.Lock()
-        self._places: list[Place] = []
+        self._processes: list[PooledProcess] = []
         self._free: asyncio.Semaphore | None = None
+        self._num_places = 0
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[Place]:
+    async def use(self) -> AsyncIterator[PooledProcess]:
         """Wait for a place in a process, which is started if need be. Raises UnavailableEnvironment.
 
         Raises InfrastructureFailure if the process has died while starting, and once more.
         """
         free = self._free or await self._start_first()
         async with free:
-            place = await self._find_place()
-            place.num_episodes += 1
+            pooled = await self._find_process()
+            pooled.num_episodes += 1
             try:
-                yield place
+                yield pooled
             finally:
-                place.num_episodes -= 1
+                pooled.num_episodes -= 1
+
+    async def count_places(self) -> int:
+        """Return how many attempts the processes serve at a time. It starts the first one, as `use` does."""
+        await self._start_first()
+        return self._num_places
 
     async def close(self) -> None:
         """End all processes."""
         async with self._lock:
-            places = self._places
-            self._places = []
+            processes = self._processes
+            self._processes = []
             self._free = None
-        await asyncio.gather(*(asyncio.to_thread(place.process.close) for place in places))
+        await asyncio.gather(*(asyncio.to_thread(pooled.process.close) for pooled in processes))
 
     def open_blocking(self) -> HostProcess:
         """Return a process of the caller's own, without an event loop."""
-        process = HostProcess(self.config, self.name.adapter, self.name.label)
+        process = HostProcess(self.config, self.spec.adapter, self.spec.label)
         try:
             process.call_blocking("open", self._request(), self.config.start_seconds)
         except BaseException:
@@ -89,46 +95,47 @@ class HostPool:
     async def _start_first(self) -> asyncio.Semaphore:
         async with self._lock:
             if self._free is None:
-                place = await self._start()
-                self._free = asyncio.Semaphore(self.config.processes * place.opened.episodes)
+                pooled = await self._start()
+                self._num_places = self.config.processes * pooled.opened.episodes
+                self._free = asyncio.Semaphore(self._num_places)
             return self._free
 
-    async def _find_place(self) -> Place:
+    async def _find_process(self) -> PooledProcess:
         """Return the process with the fewest episodes, or a new one. A free place has been counted before."""
         async with self._lock:
-            self._places = [place for place in self._places if place.process.is_alive]
-            least = min(self._places, key=lambda place: place.num_episodes, default=None)
-            if least is None or (least.num_episodes > 0 and len(self._places) < self.config.processes):
+            self._processes = [pooled for pooled in self._processes if pooled.process.is_alive]
+            least = min(self._processes, key=lambda pooled: pooled.num_episodes, default=None)
+            if least is None or (least.num_episodes > 0 and len(self._processes) < self.config.processes):
                 return await self._start()
             return least
 
-    async def _start(self) -> Place:
+    async def _start(self) -> PooledProcess:
         for tries_left in reversed(range(TRIES)):
             try:
-                place = await self._open()
+                pooled = await self._open()
             except InfrastructureFailure as failure:
                 if tries_left == 0:
                     raise
-                log.warning("foreign_environment_restarted", extra={"label": self.name.label, "reason": str(failure)})
+                log.warning("foreign_environment_restarted", extra={"label": self.spec.label, "reason": str(failure)})
             else:
-                self._places.append(place)
-                return place
+                self._processes.append(pooled)
+                return pooled
         raise AssertionError("unreachable")
 
-    async def _open(self) -> Place:
-        process = HostProcess(self.config, self.name.adapter, self.name.label)
+    async def _open(self) -> PooledProcess:
+        process = HostProcess(self.config, self.spec.adapter, self.spec.label)
         try:
             answer = await process.call("open", self._request(), self.config.start_seconds)
             opened = Opened.model_validate(answer)
         except ValidationError as error:
             process.kill("has not said what it has opened")
-            raise InfrastructureFailure(f"{self.name.label} has not said what it has opened") from error
+            raise InfrastructureFailure(f"{self.spec.label} has not said what it has opened") from error
         except BaseException:
             process.kill("could not open its environment")
             raise
         if self.config.episodes_per_process is not None:
             opened.episodes = min(opened.episodes, self.config.episodes_per_process)
-        return Place(process, opened)
+        return PooledProcess(process, opened)
 
     def _request(self) -> JsonObject:
-        return {"name": self.name.name, "arguments": self.name.arguments}
+        return {"name": self.spec.name, "arguments": self.spec.arguments}

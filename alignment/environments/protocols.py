@@ -160,6 +160,18 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class HasPlaces(Protocol):
+    """What an Environment may have, too: how many attempts it can serve at a time.
+
+    More are not begun, since an attempt that waits in the environment spends its deadline.
+    """
+
+    async def max_concurrency(self) -> int:
+        """Return the number. Raises as `run` does if the environment cannot be opened."""
+        ...
+
+
+@runtime_checkable
 class Steps(Protocol):
     """A world that is reset and then steps, as in gymnasium. One object is made for each attempt, without arguments
     but those of `open_environment`.

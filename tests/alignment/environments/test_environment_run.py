@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 from unittest.mock import AsyncMock
 
 import pytest
@@ -285,6 +286,24 @@ async def test_end_that_nobody_has_reported_is_repeated(
     async with open_run(Faulty([]), live_url, harness.key) as run:
         summary = await run.run()
     assert summary.ends == ends and summary.num_replayed == num_replayed
+
+
+async def test_no_more_attempts_are_begun_than_the_environment_can_serve(harness: Harness, live_url: str) -> None:
+    """An attempt that waits for a place would spend its deadline."""
+
+    class Narrow(Faulty):
+        num_open: ClassVar[list[int]] = []
+
+        async def max_concurrency(self) -> int:
+            return 2
+
+        async def run(self, task: Task, agent: Agent) -> Outcome:
+            self.num_open.append(sum(row.state == EpisodeState.OPEN for row in await harness.all(Episode)))
+            return await super().run(task, agent)
+
+    async with open_run(Narrow([]), live_url, harness.key, replace(PLAN, num_tasks=6)) as run:
+        summary = await run.run()
+    assert summary.ends == {"completed": 6} and max(Narrow.num_open) <= 2
 
 
 async def test_unreachable_service_ends_the_run(harness: Harness, live_url: str) -> None:

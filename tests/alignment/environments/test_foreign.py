@@ -13,10 +13,10 @@ import pytest
 from alignment.environments import foreign, host_process
 from alignment.environments.errors import AgentFailure, InfrastructureFailure
 from alignment.environments.foreign import ForeignEnvironment, ForeignSteps, parse_name, seeded_tasks
-from alignment.environments.host_pool import ForeignName, HostPool
+from alignment.environments.host_pool import EnvironmentSpec, HostPool
 from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import environment_names, open_environment
-from alignment.environments.protocols import Agent, Environment, Limits, Outcome, StepReward, Task
+from alignment.environments.protocols import Agent, Environment, HasPlaces, Limits, Outcome, StepReward, Task
 from alignment.errors import UnavailableEnvironment
 
 TASK = Task("train-0", {"room": 3}, seed=7)
@@ -80,7 +80,7 @@ def world_pool(folder: Path, **options: object) -> HostPool:
     adapter = folder / "world.py"
     adapter.write_text(WORLD)
     config = HostConfig(python=Path(sys.executable), **options)  # type: ignore[arg-type]
-    return HostPool(ForeignName(adapter, "rooms", {}, "test:rooms"), config)
+    return HostPool(EnvironmentSpec(adapter, "rooms", {}, "test:rooms"), config)
 
 
 async def start(pool: HostPool, name: str) -> tuple[ForeignSteps, str]:
@@ -159,6 +159,14 @@ async def test_processes_are_used_evenly_and_places_are_waited_for(tmp_path: Pat
     await pool.close()
 
 
+async def test_places_are_those_of_all_processes(tmp_path: Path, opened: Callable[..., Environment]) -> None:
+    pool = world_pool(tmp_path, processes=2, episodes_per_process=3)
+    assert await pool.count_places() == 6
+    await pool.close()
+    blocking = opened(BLOCKING, processes=2)
+    assert isinstance(blocking, HasPlaces) and await blocking.max_concurrency() == 2
+
+
 async def test_attempts_in_a_process_that_dies_fail_and_the_next_has_another(pool: HostPool) -> None:
     one, pid = await start(pool, "one")
     two, _ = await start(pool, "two")
@@ -173,7 +181,7 @@ async def test_attempts_in_a_process_that_dies_fail_and_the_next_has_another(poo
 
 async def test_process_that_dies_in_a_reset_is_replaced_once(pool: HostPool) -> None:
     one, pid = await start(pool, "one")
-    (pool._places[0].process._folder / "die").touch()
+    (pool._processes[0].process._folder / "die").touch()
     two, other_pid = await start(pool, "two")
     assert other_pid != pid
     await one.close()
@@ -183,7 +191,7 @@ async def test_process_that_dies_in_a_reset_is_replaced_once(pool: HostPool) -> 
 async def test_process_that_dies_in_each_reset_is_a_failure_of_the_host(tmp_path: Path) -> None:
     adapter = tmp_path / "world.py"
     adapter.write_text(WORLD.replace('os.path.exists("die")', "True"))
-    pool = HostPool(ForeignName(adapter, "rooms", {}, "test:rooms"), HostConfig(python=Path(sys.executable)))
+    pool = HostPool(EnvironmentSpec(adapter, "rooms", {}, "test:rooms"), HostConfig(python=Path(sys.executable)))
     steps = ForeignSteps(pool, "one")
     with pytest.raises(InfrastructureFailure, match="ended with exit status 1"):
         await steps.reset(TASK)
@@ -194,7 +202,7 @@ async def test_process_that_dies_in_each_reset_is_a_failure_of_the_host(tmp_path
 async def test_process_that_dies_while_opening_is_started_twice(tmp_path: Path) -> None:
     adapter = tmp_path / "world.py"
     adapter.write_text(f"import os\nopen({str(tmp_path / 'log')!r}, 'a').write('.')\nos._exit(1)")
-    pool = HostPool(ForeignName(adapter, "rooms", {}, "test:rooms"), HostConfig(python=Path(sys.executable)))
+    pool = HostPool(EnvironmentSpec(adapter, "rooms", {}, "test:rooms"), HostConfig(python=Path(sys.executable)))
     with pytest.raises(InfrastructureFailure):
         await ForeignSteps(pool, "one").reset(TASK)
     assert (tmp_path / "log").read_text() == ".."
