@@ -183,5 +183,15 @@ def check_reward(reward: float) -> float:
     return float(reward)
 
 
+def limit_reward(reward: float) -> float:
+    """Return the reward within -1 and 1, for environments of others, which pay what they like.
+
+    Raises ValueError for one that is not finite: `max` and `min` would make one of them of it.
+    """
+    if not math.isfinite(reward):
+        raise ValueError(f"a reward must be a number, not {reward:g}")
+    return max(-1.0, min(1.0, reward))
+
+
 def _numbers(step: Step) -> dict[str, float]:
     return {name: float(value) for name, value in step.info.items() if isinstance(value, int | float)}

@@ -12,9 +12,9 @@ from typing import TypeVar, cast
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
-from pydantic import BaseModel, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, FiniteFloat, JsonValue, TypeAdapter, ValidationError
 
-from alignment.environments.episode_loop import LoopEnvironment
+from alignment.environments.episode_loop import LoopEnvironment, limit_reward
 from alignment.environments.errors import InfrastructureFailure
 from alignment.environments.host_pool import EnvironmentSpec, HostPool, PooledProcess
 from alignment.environments.host_process import ADAPTERS, HostConfig
@@ -43,10 +43,16 @@ JSON_VALUE: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 
 @dataclass(frozen=True)
 class Package:
-    """What a scheme runs: a file of host_adapters. `has_loop`: it has a loop and tasks of its own."""
+    """What a scheme runs: a file of host_adapters.
+
+    Attributes:
+        has_loop: It has a loop and tasks of its own.
+        limits_reward: Its outcomes, which others have scaled, are limited to -1 and 1, as rewards of steps always are.
+    """
 
     adapter: str
     has_loop: bool = False
+    limits_reward: bool = False
 
 
 PACKAGES = {
@@ -54,7 +60,7 @@ PACKAGES = {
     "python": Package("python_adapter.py", has_loop=True),
     "reasoning_gym": Package("reasoning_gym_adapter.py"),
     "textarena": Package("textarena_adapter.py"),
-    "verifiers": Package("verifiers_adapter.py", has_loop=True),
+    "verifiers": Package("verifiers_adapter.py", has_loop=True, limits_reward=True),
 }
 
 
@@ -72,12 +78,12 @@ class ObservationAnswer(BaseModel):
     messages: list[dict[str, JsonValue]]
     tools: list[dict[str, JsonValue]] = []
     state_key: str | None = None
-    unfinished_reward: float = LOWEST_REWARD
+    unfinished_reward: FiniteFloat = LOWEST_REWARD
 
 
 class StepAnswer(BaseModel):
     messages: list[dict[str, JsonValue]] = []
-    reward: float = 0.0
+    reward: FiniteFloat = 0.0
     terminated: bool = False
     truncated: bool = False
     info: dict[str, JsonValue] = {}
@@ -86,11 +92,11 @@ class StepAnswer(BaseModel):
 
 class StepRewardAnswer(BaseModel):
     completion_id: str
-    reward: float
+    reward: FiniteFloat
 
 
 class OutcomeAnswer(BaseModel):
-    reward: float | None
+    reward: FiniteFloat | None
     step_rewards: list[StepRewardAnswer] = []
     metrics: dict[str, float] = {}
     reason: Reason = "completed"
@@ -123,7 +129,7 @@ def open_foreign(scheme: str, rest: str, arguments: JsonObject, config: HostConf
     name, named = parse_name(rest)
     spec = EnvironmentSpec(ADAPTERS / package.adapter, name, named | arguments, f"{scheme}:{name}")
     pool = HostPool(spec, config)
-    return ForeignEnvironment(pool) if package.has_loop else ForeignLoop(pool)
+    return ForeignEnvironment(pool, package.limits_reward) if package.has_loop else ForeignLoop(pool)
 
 
 def seeded_tasks(split: str, seed: int) -> Iterator[Task]:
@@ -167,7 +173,8 @@ class ForeignSteps(Steps):
 
     async def step(self, reply: Message) -> Step:
         answer = self._read(StepAnswer, await self._call("step", {"reply": dict(reply)}))
-        return Step(answer.messages, answer.reward, answer.terminated, answer.truncated, answer.info, answer.state_key)
+        reward = limit_reward(answer.reward)
+        return Step(answer.messages, reward, answer.terminated, answer.truncated, answer.info, answer.state_key)
 
     def unfinished_reward(self) -> float:
         return self._unfinished_reward
@@ -204,8 +211,9 @@ class ForeignLoop(LoopEnvironment):
 class ForeignEnvironment(Environment):
     """An environment in other processes that has a loop of its own."""
 
-    def __init__(self, pool: HostPool) -> None:
+    def __init__(self, pool: HostPool, limits_reward: bool) -> None:
         self._pool = pool
+        self._limits_reward = limits_reward
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         """Yield the tasks, which a process of its own lists. It ends with the iterator."""
@@ -236,7 +244,10 @@ class ForeignEnvironment(Environment):
                 raise
         outcome = read_answer(OutcomeAnswer, answer, self._pool.spec.label)
         step_rewards = [StepReward(step.completion_id, step.reward) for step in outcome.step_rewards]
-        return Outcome(outcome.reward, step_rewards, outcome.metrics, outcome.reason)
+        reward = outcome.reward
+        if reward is not None and self._limits_reward:
+            reward = limit_reward(reward)
+        return Outcome(reward, step_rewards, outcome.metrics, outcome.reason)
 
     async def max_concurrency(self) -> int:
         return await self._pool.count_places()

@@ -11,9 +11,9 @@ from typing import Literal, cast
 from uuid import uuid4
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
 
-from alignment.environments.episode_loop import LoopEnvironment
+from alignment.environments.episode_loop import LoopEnvironment, limit_reward
 from alignment.environments.errors import InfrastructureFailure
 from alignment.environments.host_process import HostConfig
 from alignment.environments.http_client import ANSWER_SECONDS, Answer, open_client, post_json
@@ -71,7 +71,7 @@ class CreateParams(BaseModel):
 class Verdict(BaseModel):
     """The answer of `/verify`, of which only the reward is used."""
 
-    reward: float
+    reward: FiniteFloat
 
 
 class ResourcesSession(Steps):
@@ -121,7 +121,7 @@ class ResourcesSession(Steps):
             verdict = Verdict.model_validate_json(answer.text)
         except ValidationError as error:
             raise InfrastructureFailure(f"{NOUN} has answered /verify without a reward") from error
-        return Step(reward=max(-1.0, min(1.0, verdict.reward)), terminated=True, info={"score": verdict.reward})
+        return Step(reward=limit_reward(verdict.reward), terminated=True, info={"score": verdict.reward})
 
     def unfinished_reward(self) -> float:
         return self._unfinished_reward

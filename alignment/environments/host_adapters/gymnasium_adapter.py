@@ -63,7 +63,7 @@ class Worlds:
         return {"messages": [{"role": "user", "content": text}], "unfinished_reward": self._unfinished_reward}
 
     def step(self, episode: str, reply: dict[str, object]) -> dict[str, object]:
-        """Take the action of the reply. The reward is scaled, and limited to -1 and 1."""
+        """Take the action of the reply. The reward is scaled."""
         world = self._worlds[episode]
         try:
             action = read_action(world.environment.action_space, str(reply.get("content") or ""))
@@ -77,7 +77,7 @@ class Worlds:
         world.total += float(reward)
         return {
             "messages": [{"role": "user", "content": self._show(world, observation)}],
-            "reward": max(-1.0, min(1.0, float(reward) * self._scale)),
+            "reward": float(reward) * self._scale,
             "terminated": bool(terminated),
             "truncated": bool(truncated),
             "info": {"return": world.total},

@@ -45,7 +45,7 @@ class Questions:
         tagged = extract_answer(text)
         score = float(dataset.score_answer(answer=text.strip() if tagged is None else tagged, entry=entry))
         reward = score if self._pays_partly else (1.0 if score >= CORRECT else -1.0)
-        return {"reward": max(-1.0, min(1.0, reward)), "terminated": True, "info": {"score": score}}
+        return {"reward": reward, "terminated": True, "info": {"score": score}}
 
     def close(self, episode: str) -> None:
         """Forget the question."""

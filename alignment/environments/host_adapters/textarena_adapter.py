@@ -39,7 +39,7 @@ class Games:
         reward = score if self._pays_partly else (1.0 if score >= WON else -1.0)
         player = players.get(PLAYER, {})
         info = {"score": score, "turns": player.get("turn_count", 0), "invalid_move": bool(player.get("invalid_move"))}
-        return {"reward": max(-1.0, min(1.0, reward)), "terminated": True, "info": info}
+        return {"reward": reward, "terminated": True, "info": info}
 
     def close(self, episode: str) -> None:
         """Forget the game."""

@@ -1,7 +1,6 @@
 """verifiers 0.1 (`load_environment`): environments with a loop of their own. Runs where `verifiers` is installed.
 
-A task is a row of the environment's data set, in the order that the seed decides. The reward is that of its rubric,
-limited to -1 and 1.
+A task is a row of the environment's data set, in the order that the seed decides. The reward is that of its rubric.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ class VerifiersEnvironment:
                 row, OpenAIChatCompletionsClient(client), str(agent["model"]), sampling
             )
         metrics = {name: float(value) for name, value in (result["metrics"] or {}).items()}
-        reward = max(-1.0, min(1.0, float(result["reward"])))
-        return {"reward": reward, "metrics": metrics | {"score": result["reward"]}, "reason": self._reason(result)}
+        return {"reward": float(result["reward"]), "metrics": metrics | {"score": result["reward"]}, "reason": self._reason(result)}
 
     def _reason(self, result: Mapping[str, object]) -> str:
         """Return why the rollout ended. Raises RuntimeError if the environment or its host has failed."""

@@ -11,8 +11,17 @@ from textwrap import dedent
 import pytest
 
 from alignment.environments import foreign, host_process
+from alignment.environments.episode_loop import limit_reward
 from alignment.environments.errors import AgentFailure, InfrastructureFailure
-from alignment.environments.foreign import ForeignEnvironment, ForeignSteps, parse_name, seeded_tasks
+from alignment.environments.foreign import (
+    ForeignEnvironment,
+    ForeignSteps,
+    OutcomeAnswer,
+    StepAnswer,
+    parse_name,
+    read_answer,
+    seeded_tasks,
+)
 from alignment.environments.host_pool import EnvironmentSpec, HostPool
 from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import environment_names, open_environment
@@ -41,6 +50,8 @@ class World:
             os._exit(1)
         if reply["content"] == "wrong":
             return {"reward": "much"}
+        if reply["content"] in ("3", "-3"):
+            return {"reward": int(reply["content"]), "terminated": True}
         room = self.rooms[episode]
         return {"messages": [{"role": "user", "content": f"room {room}"}], "reward": 0.25, "terminated": room == 5,
                 "info": {"rooms": len(self.rooms)}}
@@ -213,6 +224,23 @@ async def test_answer_of_a_wrong_type_names_the_field(pool: HostPool) -> None:
     with pytest.raises(InfrastructureFailure, match="test:rooms has answered with a wrong reward"):
         await steps.step({"role": "assistant", "content": "wrong"})
     await steps.close()
+
+
+async def test_rewards_of_steps_are_limited(pool: HostPool) -> None:
+    steps, _ = await start(pool, "one")
+    for text, reward in (("3", 1.0), ("-3", -1.0)):
+        assert (await steps.step({"role": "assistant", "content": text})).reward == reward
+    await steps.close()
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_reward_that_is_no_number_is_no_outcome(reward: float) -> None:
+    """`max(-1.0, min(1.0, nan))` is 1."""
+    with pytest.raises(ValueError, match="a reward must be a number"):
+        limit_reward(reward)
+    for model, answer in ((StepAnswer, {"reward": reward}), (OutcomeAnswer, {"reward": reward})):
+        with pytest.raises(InfrastructureFailure, match="a wrong reward"):
+            read_answer(model, answer, "test:rooms")
 
 
 PLAY = """

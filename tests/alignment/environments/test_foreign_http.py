@@ -62,6 +62,8 @@ class Counter:
         self.verified.append(body["response"])
         if body["target"] == 0:
             return JSONResponse({"no": "reward"})
+        if body["target"] == 1000:
+            return Response('{"reward": NaN}')
         last = body["response"]["output"][-1]
         is_right = last["type"] == "message" and str(body["target"]) in last["content"][0]["text"]
         return JSONResponse({"reward": 3.0 if is_right else 0.0})
@@ -141,7 +143,7 @@ async def test_mistakes_of_the_agent_are_shown_to_it(open_rows: Callable[..., En
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [(500, "answered a call of count with 500"), (0, "answered /verify without a reward")],
+    [(500, "answered a call of count with 500"), (0, "answered /verify without a reward"), (1000, "without a reward")],
 )
 async def test_failures_of_the_server_are_failures_of_the_host(
     open_rows: Callable[..., Environment], target: int, message: str
