@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from ssl import SSLContext
 from typing import TypeVar, cast
 
 from alignment.environments.agent_chat import AgentChat, LimitReached, Reply
@@ -35,18 +36,22 @@ Value = TypeVar("Value")
 
 
 class LoopEnvironment(Environment):
-    """An environment of worlds. `make_world` returns a new one for each attempt."""
+    """An environment of worlds. `make_world` returns a new one for each attempt.
+
+    Chats are sent with `http`, or else with a client of its own, which trusts the certificates of `verify`.
+    """
 
     def __init__(self, make_world: Callable[[], World], http: ServiceHttp | None = None) -> None:
         self._make_world = make_world
         self._http = http
+        self.verify: SSLContext | None = None
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._make_world().tasks(split, seed)
 
     async def run(self, task: Task, agent: Agent) -> Outcome:
         if self._http is None:
-            self._http = ServiceHttp(connections=1000)
+            self._http = ServiceHttp(connections=1000, verify=self.verify)
         world = self._make_world()
         try:
             return await _Attempt(world, AgentChat(self._http, agent), task, agent).play()

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -35,6 +36,7 @@ TAIL_LINES = 4
 CANCEL_SECONDS = 5.0  # until a call that was cancelled has ended
 CLOSE_SECONDS = 5.0  # until a process that was asked to leave is killed
 KILL_SECONDS = 5.0  # until a killed process is gone
+OUTPUT_SECONDS = 3.0  # to read what an ended process has left; a child that has left its group may hold that open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class HostConfig:
         processes: How many processes an environment has at most.
         episodes_per_process: How many episodes share a process; None: as many as the adapter can serve at a time.
         start_seconds: For imports, and for opening the environment.
-        answer_seconds: For a reset or a step.
+        answer_seconds: For a reset or a step, from when the process begins it.
         line_bytes: Of a request or an answer.
     """
 
@@ -96,6 +98,7 @@ class HostProcess:
         self._num_calls = 0
         self._failure: str | None = None
         self._is_gone = False
+        self._answered_at = 0.0
         self._tail = b""
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
         paths = [str(path.absolute()) for path in config.paths]
@@ -117,7 +120,9 @@ class HostProcess:
         self._writer = Thread(target=self._write, args=(self._process.stdin,), daemon=True)
         self._reader = Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._drain = Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True)
-        for thread in (self._writer, self._reader, self._drain):
+        self._violation: str | None = None
+        self._watcher = Thread(target=self._watch, daemon=True)
+        for thread in (self._writer, self._reader, self._drain, self._watcher):
             thread.start()
 
     @property
@@ -131,13 +136,15 @@ class HostProcess:
     async def call(self, method: str, params: JsonObject, seconds: float, *, can_cancel: bool = False) -> JsonValue:
         """Return the result of a method. Kills the process if there is none in time.
 
-        With `can_cancel` only the call is ended, and the process if it does not let itself be cancelled. Raises
+        The process begins a call when it has answered those before it, and the time runs from then on. With `can_cancel` only the call is ended, and the process if it does not let itself be cancelled. Raises
         InfrastructureFailure, AgentFailure, and UnavailableEnvironment for a mistake of the user.
         """
         call_id, answered = self._request(method, params)
         future = asyncio.wrap_future(answered)
+        sent_at = time.monotonic()
         try:
-            await asyncio.wait([future], timeout=seconds)
+            while not future.done() and (left := self._ends_at(sent_at, seconds, can_cancel) - time.monotonic()) > 0:
+                await asyncio.wait([future], timeout=left)
             if not future.done() and can_cancel:
                 self._send({"id": call_id, "method": "cancel"})
                 await asyncio.wait([future], timeout=CANCEL_SECONDS)
@@ -151,6 +158,10 @@ class HostProcess:
         if not future.done():
             raise self._time_out(method, seconds)
         return future.result()
+
+    def _ends_at(self, sent_at: float, seconds: float, is_concurrent: bool) -> float:
+        """Return when a call must have been answered. Only calls that run at the same time begin when they are sent."""
+        return (sent_at if is_concurrent else max(sent_at, self._answered_at)) + seconds
 
     def call_blocking(self, method: str, params: JsonObject, seconds: float) -> JsonValue:
         """Do the same as `call`, without an event loop."""
@@ -188,9 +199,9 @@ class HostProcess:
     def close(self) -> None:
         """Let the process leave, and kill it if it does not within a few seconds."""
         self._requests.put(None)
-        self._reader.join(CLOSE_SECONDS)
+        self._watcher.join(CLOSE_SECONDS)
         self.kill("was closed")
-        self._reader.join(KILL_SECONDS)
+        self._watcher.join(KILL_SECONDS)
 
     def _write(self, stream: IO[bytes]) -> None:
         with suppress(OSError), stream:  # the reader notices the end of a process
@@ -199,14 +210,22 @@ class HostProcess:
                 stream.flush()
 
     def _read(self, stream: IO[bytes]) -> None:
-        violation = self._read_answers(stream)
+        self._violation = self._read_answers(stream)
+        self._kill_group()
+
+    def _watch(self) -> None:
+        """Wait for the end of the process, and end its children and its calls.
+
+        The end of its output says too little: a child that it has forked holds that open.
+        """
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # it keeps its number until the group is killed
         self._kill_group()
         with self._lock:
             self._is_gone = True
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(KILL_SECONDS)
-        self._drain.join(KILL_SECONDS)
-        self._fail(violation or f"ended with exit status {self._process.returncode}")
+        self._process.wait()
+        for thread in (self._reader, self._drain):
+            thread.join(OUTPUT_SECONDS)
+        self._fail(self._violation or f"ended with exit status {self._process.returncode}")
         self._requests.put(None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -221,6 +240,7 @@ class HostProcess:
                 answer = Answer.model_validate_json(line)
             except ValidationError:
                 return f"has sent what is no answer: {line[:100]!r}"
+            self._answered_at = time.monotonic()
             with self._lock:
                 future = self._calls.pop(answer.id, None)
             if future is None:

@@ -6,15 +6,17 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from json import dumps as dump_json
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 from uuid import uuid4
 
 import typer
 
 from alignment.environments.environment_run import EnvironmentRun, RunPlan
+from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import environment_names, open_environment
@@ -61,8 +63,10 @@ def run_environment(
     version: Annotated[str, typer.Option(help="the version that answers later chats: follow, leash or pin")] = "follow",
     run: Annotated[str | None, typer.Option(help="a name: the same run again goes on where it was ended")] = None,
     python: Annotated[Path | None, typer.Option(help="the interpreter that has the package of a scheme")] = None,
-    processes: Annotated[int, typer.Option(min=1, max=64, help="of the environment of a scheme")] = 1,
+    processes: Annotated[int | None, typer.Option(min=1, max=64, help="of the environment of a scheme: 1")] = None,
     variable: Annotated[list[str] | None, typer.Option(help="a variable that these processes get, too")] = None,
+    answer_seconds: Annotated[float | None, typer.Option(min=0.1, help="of a reset or a step in them: 30")] = None,
+    start_seconds: Annotated[float | None, typer.Option(min=1, help="until they have opened it: 120")] = None,
     json: Json = False,
 ) -> None:
     """Play tasks of an environment with the policy. Each attempt is an episode, attempts at one task are a group.
@@ -89,7 +93,8 @@ def run_environment(
         metadata=_metadata(environment, values),
     )
     sys.path.insert(0, os.getcwd())  # as uvicorn and celery do: the environment may be a file beside
-    opened = open_environment(environment, values, _host(python, processes, variable or []))
+    options = _HostOptions(processes, variable or None, answer_seconds, start_seconds)
+    opened = open_environment(environment, values, _host(python, options))
     summary, status = asyncio.run(_run(opened, plan, settings))
     print_object(summary.model_dump(), json, lambda _: render(summary))
     if status == 0 and summary.mean_reward is None:
@@ -108,20 +113,46 @@ def _metadata(environment: str, arguments: JsonObject) -> dict[str, str]:
     return metadata
 
 
-def _host(python: Path | None, processes: int, variables: list[str]) -> HostConfig | None:
+class _HostOptions(NamedTuple):
+    """What is said of the processes of an environment of others, or None."""
+
+    processes: int | None
+    variable: list[str] | None
+    answer_seconds: float | None
+    start_seconds: float | None
+
+
+def _host(python: Path | None, options: _HostOptions) -> HostConfig | None:
     """Return how environments of others are run. Variables are named, lest their values be in the shell's history."""
     if python is None:
+        given = [name for name, value in options._asdict().items() if value is not None]
+        if given:
+            hint = f"--{given[0].replace('_', '-')}"
+            raise typer.BadParameter("it is for the processes of --python, which is not given", param_hint=hint)
         return None
+    variables = options.variable or []
     missing = [name for name in variables if name not in os.environ]
     if missing:
         raise typer.BadParameter(f"{missing[0]} is not set", param_hint="--variable")
-    passed = {name: os.environ[name] for name in variables}
-    return HostConfig(python=python.absolute(), paths=(Path.cwd(),), environment=passed, processes=processes)
+    config = HostConfig(
+        python=python.absolute(),
+        paths=(Path.cwd(),),
+        environment={name: os.environ[name] for name in variables},
+        processes=options.processes or 1,
+    )
+    return replace(
+        config,
+        answer_seconds=options.answer_seconds or config.answer_seconds,
+        start_seconds=options.start_seconds or config.start_seconds,
+    )
 
 
 async def _run(environment: Environment, plan: RunPlan, settings: Settings) -> tuple[RunSummary, int]:
     """Return the summary and the exit status."""
-    http = ServiceHttp(connections=plan.concurrency + 8, verify=tls_context(settings))
+    verify = tls_context(settings)
+    http = ServiceHttp(connections=plan.concurrency + 8, verify=verify)
+    if isinstance(environment, LoopEnvironment):
+        environment.verify = verify  # the loop's chats go to the same service
     service = ServiceClient(service_url(settings), load_api_key(settings), http)
     run = EnvironmentRun(environment, service, plan, _Progress(plan).show)
     task = asyncio.ensure_future(run.run())

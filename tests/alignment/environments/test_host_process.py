@@ -183,6 +183,25 @@ async def test_children_end_with_the_process(start: Start, tmp_path: Path) -> No
         await wait_for_end(int(pid))
 
 
+@pytest.mark.parametrize("first", ["pass", "os.setsid()"], ids=["in its group", "beside its group"])
+async def test_process_that_has_died_is_dead_though_a_child_holds_its_output(start: Start, first: str) -> None:
+    process = start()
+    await open_name(process)
+    program = f"if os.fork() == 0:\n    {first}\n    time.sleep(120)\n    os._exit(0)\nos._exit(3)"
+    with pytest.raises(InfrastructureFailure, match="ended with exit status 3"):
+        await do(process, program)
+    assert not process.is_alive
+
+
+async def test_time_of_a_call_runs_from_its_beginning(start: Start) -> None:
+    """Calls wait for those before them. None of these is slow, but together they are."""
+    process = start()
+    await open_name(process)
+    assert await asyncio.gather(*(do(process, "time.sleep(2)", seconds=4.5) for _ in range(3))) == [None] * 3
+    with pytest.raises(InfrastructureFailure, match=r"had no answer to 'step' within 0\.5 s"):
+        await do(process, "time.sleep(600)", seconds=0.5)
+
+
 @pytest.mark.parametrize("program", ["pass", "time.sleep(600)"], ids=["idle", "busy"])
 async def test_children_end_when_the_service_dies(start: Start, tmp_path: Path, program: str) -> None:
     """The end of its requests is all that a process sees of a service that was killed."""

@@ -13,9 +13,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from alignment.environments.episode_loop import LoopEnvironment
+from alignment.environments.errors import ServiceRefusal
+from alignment.environments.protocols import Agent, Task
+from alignment.environments.worlds import StepsWorld
+from app.cli import environments
 from app.cli.main import app
-from app.core.settings import get_settings
+from app.core.settings import Settings, get_settings
 from tests.support.cli import run
+from tests.support.environments import PLAN, Rooms
 
 
 @pytest.fixture
@@ -28,6 +34,8 @@ def https_url(tmp_path: Path) -> Iterator[str]:
             self.send_response(401)
             self.end_headers()
             self.wfile.write(b'{"error": {"message": "the key is unknown here"}}')
+
+        do_POST = do_GET
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -78,3 +86,13 @@ def test_service_is_reached_over_tls(https_url: str, tmp_path: Path, monkeypatch
     get_settings.cache_clear()
     assert "has no usable certificate" in run(app, ["versions"]).output
     get_settings.cache_clear()
+
+
+async def test_chats_of_an_environment_trust_the_same_authorities(https_url: str, tmp_path: Path) -> None:
+    settings = Settings(url=https_url, api_key="sk-attune-x", ca_file=tmp_path / "authority.pem")
+    environment = LoopEnvironment(lambda: StepsWorld(Rooms()))
+    _, status = await environments._run(environment, PLAN, settings)
+    assert status == 1, "the service knows no key"
+    with pytest.raises(ServiceRefusal, match="the key is unknown here"):
+        await environment.run(Task("train-0"), Agent(https_url, "sk-ep-1", "shop"))
+    await environment.close()

@@ -134,3 +134,11 @@ async def test_environment_that_cannot_be_opened_ends_the_run(
 def test_variables_of_other_interpreters_must_be_set() -> None:
     result = run(app, ["environments", "run", *PLAY, "--variable", "NO_SUCH_VARIABLE"])
     assert result.exit_code == 2 and "NO_SUCH_VARIABLE is not set" in result.output
+
+
+@pytest.mark.parametrize(
+    "option", [["--processes", "2"], ["--variable", "HOME"], ["--answer-seconds", "9"], ["--start-seconds", "9"]]
+)
+def test_options_of_processes_need_an_interpreter(option: list[str]) -> None:
+    result = run(app, ["environments", "run", ROOMS, *option])
+    assert result.exit_code == 2 and option[0] in result.output and "--python" in result.output
