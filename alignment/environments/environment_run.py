@@ -9,6 +9,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -64,6 +65,21 @@ class PlannedAttempt:
     number: int
 
 
+class _InThread:
+    """Planned attempts, which a thread lists one after another: a data set, or a process, may take its time."""
+
+    def __init__(self, planned_attempts: Iterator[PlannedAttempt]) -> None:
+        self._planned_attempts = planned_attempts
+        self._executor = ThreadPoolExecutor(1, "tasks")  # one thread: it is not entered twice
+
+    async def next(self) -> PlannedAttempt | None:
+        """Return the next one, or None at the end. Raises what the environment raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, next, self._planned_attempts, None)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
 class EnvironmentRun:
     """A run. `results` are the attempts so far, also if it is interrupted; `on_result` is called with each."""
 
@@ -90,7 +106,7 @@ class EnvironmentRun:
         Cancelled, it ends its open episodes as abandoned, so that nothing is learned from a part of one.
         """
         self._started = time.monotonic()
-        planned_attempts = self._planned()
+        planned_attempts = _InThread(self._planned())
         concurrency = self._plan.concurrency
         if isinstance(self._environment, HasPlaces):
             concurrency = min(concurrency, await self._environment.max_concurrency())
@@ -100,6 +116,8 @@ class EnvironmentRun:
                     group.create_task(self._work(planned_attempts))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
+        finally:
+            planned_attempts.close()
         self._is_complete = True
         return self.summary()
 
@@ -117,8 +135,8 @@ class EnvironmentRun:
             seen.add(task.id)
             yield from (PlannedAttempt(task, number) for number in range(plan.group_size))
 
-    async def _work(self, planned_attempts: Iterator[PlannedAttempt]) -> None:
-        for planned in planned_attempts:
+    async def _work(self, planned_attempts: "_InThread") -> None:
+        while (planned := await planned_attempts.next()) is not None:
             if not await self._try(planned):
                 self._num_lost += 1
 

@@ -219,16 +219,17 @@ class ForeignEnvironment(Environment):
         """Yield the tasks, which a process of its own lists. It ends with the iterator."""
         process = self._pool.open_blocking()
         seconds = self._pool.config.answer_seconds
-        start = 0
+        start, count = 0, TASKS_AT_A_TIME
         try:
             while True:
-                params: JsonObject = {"split": split, "seed": seed, "start": start, "count": TASKS_AT_A_TIME}
+                params: JsonObject = {"split": split, "seed": seed, "start": start, "count": count}
                 answer = process.call_blocking("tasks", params, seconds)
                 tasks = read_answer(TasksAnswer, {"tasks": answer}, self._pool.spec.label).tasks
-                yield from (Task(task.id, task.data, task.seed) for task in tasks)
-                if len(tasks) < TASKS_AT_A_TIME:
+                if not tasks:
                     return
+                yield from (Task(task.id, task.data, task.seed) for task in tasks)
                 start += len(tasks)
+                count = len(tasks)  # as many as a line has had place for
         finally:
             process.close()
 

@@ -7,7 +7,7 @@ another one. ADAPTER is a file of `host_adapters`, or one like them, with
 
 What it returns may have any of these methods, of which `run` alone may be a coroutine function:
 
-    tasks(split, seed, start, count) -> list of {"id", "data", "seed"}, fewer than `count` at the end
+    tasks(split, seed, start, count) -> list of at most `count` {"id", "data", "seed"}, empty at the end
     reset(episode, task) -> {"messages", "tools"?, "state_key"?, "unfinished_reward"?}
     step(episode, reply) -> {"messages"?, "reward"?, "terminated"?, "truncated"?, "info"?, "state_key"?}
     run(episode, task, agent) -> {"reward", "step_rewards"?, "metrics"?, "reason"?}
@@ -46,6 +46,7 @@ SHARED_EPISODES = 64  # of a process whose environment does not wait for the age
 LEAVE_SECONDS = 4.0  # from the end of the requests until the process is killed
 NICE = 10  # chats go first
 MAX_MESSAGE_CHARS = 500
+LINE_BYTES = 100  # of an answer, beside its result
 
 
 class Request(TypedDict):
@@ -81,7 +82,12 @@ class Wire:
         kill_group()
 
     def succeed(self, request: Request, result: object) -> None:
-        """Send a result. What is no JSON, or is too long, is an error of the environment."""
+        """Send a result. What is no JSON, or is too long, is an error of the environment.
+
+        Of tasks those are sent that a line has place for.
+        """
+        if request["method"] == "tasks" and isinstance(result, list):
+            result = self._first_tasks(result)
         try:
             text = json.dumps({"id": request["id"], "result": result}, allow_nan=False, ensure_ascii=False)
         except (TypeError, ValueError) as error:
@@ -90,6 +96,15 @@ class Wire:
         if len(line) > self._max_bytes:
             return self.fail(request, "environment", f"its answer has more than {self._max_bytes} bytes")
         self._send(line)
+
+    def _first_tasks(self, tasks: list[object]) -> list[object]:
+        """Return the first tasks, as many as a line has place for, and at least one."""
+        left = self._max_bytes - LINE_BYTES
+        for number, task in enumerate(tasks):
+            left -= len(json.dumps(task, default=str)) + 2
+            if left < 0:
+                return tasks[: max(1, number)]
+        return tasks
 
     def fail(self, request: Request, kind: ErrorKind, message: str) -> None:
         """Send an error."""

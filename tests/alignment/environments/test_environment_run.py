@@ -1,6 +1,7 @@
 """Planned attempts with the real API and a scripted engine: groups, ends by reason, repetition, interruption."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -325,6 +326,26 @@ async def test_engine_that_is_down_is_infrastructure(harness: Harness, live_url:
     async with open_run(environment, live_url, harness.key) as run:
         summary = await run.run()
     assert summary.ends == {"infrastructure": 2} and summary.num_lost == 1
+
+
+async def test_listing_of_tasks_does_not_hold_up_attempts(harness: Harness, live_url: str) -> None:
+    """The second task is listed only when the first attempt has ended."""
+    has_played = threading.Event()
+
+    class Slow(Faulty):
+        def tasks(self, split: str, seed: int) -> Iterator[Task]:
+            yield Task("first")
+            assert has_played.wait(60)
+            yield Task("second")
+
+        async def run(self, task: Task, agent: Agent) -> Outcome:
+            outcome = await super().run(task, agent)
+            has_played.set()
+            return outcome
+
+    async with open_run(Slow([]), live_url, harness.key, replace(PLAN, num_tasks=2)) as run:
+        summary = await run.run()
+    assert summary.ends == {"completed": 2}
 
 
 async def test_two_tasks_of_one_name_are_refused(harness: Harness, live_url: str) -> None:

@@ -358,6 +358,23 @@ def test_tasks_of_a_module_come_in_order(opened: Callable[..., Environment]) -> 
     assert list(islice(environment.tasks("test", 5), 150)) == tasks[:150]
 
 
+LONG = """
+    def play(task, agent):
+        return 1
+
+    def tasks(split, seed):
+        for number in range(250):
+            yield {"number": number, "text": "\u00e9" * (20_000 if number < 120 else 1)}
+"""
+
+
+def test_long_tasks_come_in_smaller_pages(opened: Callable[..., Environment]) -> None:
+    tasks = list(opened(LONG).tasks("test", 5))
+    assert [task.data["number"] for task in tasks] == list(range(250))
+    with pytest.raises(InfrastructureFailure, match="its answer has more than 10000 bytes"):
+        list(opened(LONG, line_bytes=10_000).tasks("test", 5))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("nothing:play", "No module named 'nothing'"), ("game:other", "no attribute 'other'")],
