@@ -1,7 +1,8 @@
 """Play planned attempts: so many tasks of an environment, each so many times, so many of them at a time.
 
 Each attempt is an episode of the service. An attempt that is lost, by the environment or by what it runs on, is
-repeated once; one that was interrupted is repeated too. A run has a name: one of the same name, played again, goes on where the first one was ended.
+repeated once; one that was interrupted is repeated, too. A run has a name: one of the same name, played again, goes on
+where the first one was ended.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import cast
+from typing import NamedTuple, cast
 
 from alignment.environments.agent_chat import LIMIT_BY_CODE
 from alignment.environments.episode_loop import check_reward
@@ -22,7 +23,8 @@ from alignment.environments.errors import (
     EnvironmentFailure,
     InfrastructureFailure,
     ServiceRefusal,
-    describe_error,
+    describe_with_place,
+    format_failure,
     with_causes,
 )
 from alignment.environments.protocols import Agent, Environment, HasPlaces, Limits, Outcome, Reason, StepReward, Task
@@ -63,6 +65,17 @@ class PlannedAttempt:
 
     task: Task
     number: int
+
+
+class _Failure(NamedTuple):
+    """What ended an attempt, in a line, and with the traceback of the environment's code."""
+
+    error: str
+    traceback: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> "_Failure":
+        return cls(describe_with_place(error), format_failure(error))
 
 
 class _InThread:
@@ -170,8 +183,8 @@ class EnvironmentRun:
         try:
             if created.is_replay:  # of a run that was killed; its world is gone
                 return await self._report(planned.task, created, Outcome(None, reason="abandoned"), None)
-            outcome, error = await self._play(planned.task, created)
-            return await self._report(planned.task, created, outcome, error)
+            outcome, failure = await self._play(planned.task, created)
+            return await self._report(planned.task, created, outcome, failure)
         except (asyncio.CancelledError, UnavailableEnvironment):
             await self._abandon(created)
             raise
@@ -204,7 +217,7 @@ class EnvironmentRun:
         name = f"{self._plan.name}\n{planned.task.id}\n{planned.number}\n{number}"
         return hashlib.sha256(name.encode()).hexdigest()
 
-    async def _play(self, task: Task, created: CreatedEpisode) -> tuple[Outcome, str | None]:
+    async def _play(self, task: Task, created: CreatedEpisode) -> tuple[Outcome, _Failure | None]:
         """Return how the attempt went, and the error that ended it."""
         limits = self._plan.limits
         url = self._service.base_url(created.id)
@@ -215,10 +228,10 @@ class EnvironmentRun:
         except UnavailableEnvironment:
             raise  # so is every other attempt
         except AgentFailure as error:
-            return Outcome(None, reason="failed"), describe_error(error)
+            return Outcome(None, reason="failed"), _Failure.of(error)
         except Exception as error:
             log.info("attempt_failed", extra={"episode": created.id, "task": task.id}, exc_info=True)
-            return await self._outcome_after(created, error), describe_error(error)
+            return await self._outcome_after(created, error), _Failure.of(error)
         return outcome, None
 
     async def _outcome_after(self, created: CreatedEpisode, error: Exception) -> Outcome:
@@ -236,13 +249,13 @@ class EnvironmentRun:
                 return Outcome(None, reason="failed")
         return Outcome(None, reason="infrastructure")
 
-    async def _report(self, task: Task, created: CreatedEpisode, outcome: Outcome, error: str | None) -> Result:
+    async def _report(self, task: Task, created: CreatedEpisode, outcome: Outcome, failure: _Failure | None) -> Result:
         if outcome.reason in LOST:
             outcome = Outcome(None, (), outcome.metrics, outcome.reason)
         if outcome.step_rewards:
             refusal = await self._service.reward_steps(outcome.step_rewards, created.api_key)
             if refusal is not None:
-                error, outcome = refusal, Outcome(None, (), outcome.metrics, "infrastructure")
+                failure, outcome = _Failure(refusal), Outcome(None, (), outcome.metrics, "infrastructure")
         record = await self._service.end(created.id, outcome)
         has_failed_at_limit = outcome.reason == "failed" and record.end_reason in ENDED_BY_SERVICE
         return Result(
@@ -254,7 +267,8 @@ class EnvironmentRun:
             num_tokens=record.num_tokens,
             metrics=dict(outcome.metrics),
             is_replay=created.is_replay,
-            error=error,
+            error=failure.error if failure is not None else None,
+            traceback=failure.traceback if failure is not None else None,
         )
 
     async def _abandon(self, created: CreatedEpisode) -> None:

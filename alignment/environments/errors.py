@@ -8,10 +8,16 @@ the model would learn to avoid what is slow or broken today. It is raised instea
 import errno
 import re
 import socket
+import sysconfig
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 MAX_MESSAGE_CHARS = 300
 QUERY = re.compile(r"(?<=\S)\?[^\s'\")>]*=[^\s'\")>]*")  # of a URL or of a path: it may hold a key
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+PACKAGES = "site-packages"  # in the path of a file that is installed
+NOT_OWN = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")  # beginnings of such paths
 CREDENTIALS = re.compile(r"(?<=://)[^\s/@]+@")
 CONNECTION_ERRNOS = frozenset(
     {
@@ -61,17 +67,43 @@ class ServiceRefusal(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type and the message's first line, without what may be a key: queries and credentials of URLs.
+    """Return the type and the message's first line with a letter or a digit, without what may be a key: queries and
+    credentials of URLs.
 
     Example: "ValueError: no such order"
     """
-    lines = str(error).strip().splitlines()
+    lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalnum, line))]
     if not lines:
         return type(error).__name__
     message = CREDENTIALS.sub("", QUERY.sub("?…", lines[0]))
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + " …"
     return f"{type(error).__name__}: {message}"
+
+
+def describe_with_place(error: BaseException) -> str:
+    """Return the same with the last frame of the environment's own code, where it has one.
+
+    Example: "KeyError: 'board' (rooms.py:12 in step)"
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if PACKAGES not in frame.filename and not frame.filename.startswith(NOT_OWN)]
+    if not own:
+        return describe_error(error)
+    return f"{describe_error(error)} ({Path(own[-1].filename).name}:{own[-1].lineno} in {own[-1].name})"
+
+
+def format_failure(error: BaseException) -> str | None:
+    """Return the traceback of code of an environment, also of one in another process, or None for a host's failure."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    if notes:
+        return "\n".join(notes)
+    return None if isinstance(error, InfrastructureFailure) else "".join(traceback.format_exception(error))
+
+
+def printable(text: str) -> str:
+    """Return the text without control characters, which would reach the terminal, but with its lines and tabs."""
+    return CONTROLS.sub("", text)
 
 
 def is_host_failure(error: BaseException) -> bool:

@@ -14,7 +14,8 @@ What it returns may have any of these methods, of which `run` alone may be a cor
     close(episode)
 
 Requests are JSON lines of standard input, {"id", "method", "params"}. Answers are those of standard output, {"id",
-"result"} or {"id", "error": {"kind", "message"}}. What the environment prints goes to standard error, and standard
+"result"} or {"id", "error": {"kind", "message",
+"traceback"}}. What the environment prints goes to standard error, and standard
 input is empty for it. All methods are called in the main thread, one after the other, as many packages have one random
 state for all: only coroutines run at the same time.
 """
@@ -46,6 +47,9 @@ SHARED_EPISODES = 64  # of a process whose environment does not wait for the age
 LEAVE_SECONDS = 4.0  # from the end of the requests until the process is killed
 NICE = 10  # chats go first
 MAX_MESSAGE_CHARS = 500
+MAX_LINE_CHARS = 200  # of an exception's message
+MAX_TRACEBACK_CHARS = 8000
+PACKAGES = "site-packages"  # in the path of a file that is installed
 LINE_BYTES = 100  # of an answer, beside its result
 
 
@@ -106,20 +110,21 @@ class Wire:
                 return tasks[: max(1, number)]
         return tasks
 
-    def fail(self, request: Request, kind: ErrorKind, message: str) -> None:
-        """Send an error."""
-        error = {"kind": kind, "message": message[:MAX_MESSAGE_CHARS]}
+    def fail(self, request: Request, kind: ErrorKind, message: str, text: str = "") -> None:
+        """Send an error, with the end of its traceback."""
+        error = {"kind": kind, "message": message[:MAX_MESSAGE_CHARS], "traceback": text[-MAX_TRACEBACK_CHARS:]}
         self._send(json.dumps({"id": request["id"], "error": error}).encode() + b"\n")
 
     def raised(self, request: Request, error: BaseException) -> None:
-        """Send an exception. Its traceback goes to standard error."""
-        traceback.print_exception(type(error), error, error.__traceback__)
+        """Send an exception with its traceback, which goes to standard error, too."""
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        sys.stderr.write(text)
         if isinstance(error, Unavailable):
-            self.fail(request, "unavailable", str(error))
+            self.fail(request, "unavailable", str(error), text)
         elif type(error).__name__ == "AgentFailure":
-            self.fail(request, "agent", describe(error))
+            self.fail(request, "agent", describe(error), text)
         else:
-            self.fail(request, "environment", describe(error))
+            self.fail(request, "environment", describe(error), text)
 
     def _send(self, line: bytes) -> None:
         with self._lock:
@@ -128,8 +133,28 @@ class Wire:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and the message's first line. Example: "ValueError: no such game" """
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    """Return the type, the message's first line with a letter or a digit, and where it was raised.
+
+    Example: "ValueError: no such game (game.py:12 in play)"
+    """
+    lines = [line for line in str(error).strip().splitlines() if any(map(str.isalnum, line))]
+    described = ": ".join([type(error).__name__, *(line.strip()[:MAX_LINE_CHARS] for line in lines[:1])])
+    frame = own_frame(error)
+    if frame is None:
+        return described
+    return f"{described} ({os.path.basename(frame.filename)}:{frame.lineno} in {frame.name})"
+
+
+def own_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the last frame of the environment's own code, or else of a package, or None."""
+    ours = {__file__, sys.argv[1] if len(sys.argv) > 1 else __file__}
+    standard = os.path.dirname(os.__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
+    packages = [frame for frame in frames if PACKAGES in frame.filename]
+    own = [
+        frame for frame in frames if PACKAGES not in frame.filename and not frame.filename.startswith((standard, "<"))
+    ]
+    return (own or packages or [None])[-1]
 
 
 def kill_group() -> None:

@@ -74,6 +74,7 @@ class CallError(BaseModel):
 
     kind: Literal["unavailable", "agent", "environment"]
     message: str
+    traceback: str = ""
 
 
 class Answer(BaseModel):
@@ -136,7 +137,8 @@ class HostProcess:
     async def call(self, method: str, params: JsonObject, seconds: float, *, can_cancel: bool = False) -> JsonValue:
         """Return the result of a method. Kills the process if there is none in time.
 
-        The process begins a call when it has answered those before it, and the time runs from then on. With `can_cancel` only the call is ended, and the process if it does not let itself be cancelled. Raises
+        The process begins a call when it has answered those before it, and the time runs from then on. With
+        `can_cancel` only the call is ended, and the process if it does not let itself be cancelled. Raises
         InfrastructureFailure, AgentFailure, and UnavailableEnvironment for a mistake of the user.
         """
         call_id, answered = self._request(method, params)
@@ -285,6 +287,11 @@ def _retrieve(future: asyncio.Future[JsonValue]) -> None:
 
 def _to_exception(error: CallError, label: str) -> Exception:
     message = f"{label}: {error.message}"
+    exception: Exception = EnvironmentFailure(message)
     if error.kind == "unavailable":
-        return UnavailableEnvironment(message)
-    return AgentFailure(message) if error.kind == "agent" else EnvironmentFailure(message)
+        exception = UnavailableEnvironment(message)
+    elif error.kind == "agent":
+        exception = AgentFailure(message)
+    if error.traceback:
+        exception.add_note(error.traceback)
+    return exception

@@ -20,7 +20,8 @@ class Result:
     Attributes:
         reward: The outcome and the rewards of its steps together; None for one that is lost or that nobody has graded.
         is_replay: It had been played before, by an earlier run of the same name.
-        error: What the environment, the agent or the service raised.
+        error: What the environment, the agent or the service raised, in a line.
+        traceback: Of the environment's code.
     """
 
     task: str
@@ -32,6 +33,7 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     is_replay: bool = False
     error: str | None = None
+    traceback: str | None = None
 
     @property
     def is_lost(self) -> bool:

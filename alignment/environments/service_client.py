@@ -12,6 +12,7 @@ from alignment.environments.service_http import ErrorDetail, ServiceHttp
 EPISODES = "/v1/episodes"
 BATCH_SIZE = 1000  # the service takes no more
 STEP_NAME = "step"
+OTHER_EPISODE = "episode_key"  # what the key of an episode may not reward
 STEP_SOURCE = {"kind": "CODE", "id": "environment"}
 # The service ends an episode this much later than the loop, which then grades what there is.
 DEADLINE_MARGIN_SECONDS = 5.0
@@ -102,14 +103,16 @@ class ServiceClient:
         return EpisodeRecord.model_validate_json(answer.content)
 
     async def reward_steps(self, rewards: Sequence[StepReward], episode_key: str) -> str | None:
-        """Send the rewards of an episode's replies as feedback on them. Return why the first of them is refused, or None.
+        """Send the rewards of an episode's replies as feedback on them. Return why one is refused, or None.
 
-        The episode's own key refuses those of other replies, which an environment may name, too.
+        The episode's own key refuses those of other replies, which an environment could name, too.
         """
         for first in range(0, len(rewards), BATCH_SIZE):
             body = {"items": [_feedback(step) for step in rewards[first : first + BATCH_SIZE]]}
             answer = await self._http.request("POST", f"{self.url}/v1/feedback/batch", episode_key, body)
             for result in BatchAnswer.model_validate_json(answer.content).data:
+                if result.error is not None and result.error.code == OTHER_EPISODE:
+                    return "a reward names a reply that is none of its episode"
                 if result.error is not None:
                     return f"the reward of a reply is refused: {result.error.message}"
         return None

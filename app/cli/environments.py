@@ -17,7 +17,7 @@ import typer
 
 from alignment.environments.environment_run import EnvironmentRun, RunPlan
 from alignment.environments.episode_loop import LoopEnvironment
-from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
+from alignment.environments.errors import InfrastructureFailure, ServiceRefusal, printable
 from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import environment_names, open_environment
 from alignment.environments.protocols import Environment, Limits
@@ -96,7 +96,7 @@ def run_environment(
     options = _HostOptions(processes, variable or None, answer_seconds, start_seconds)
     opened = open_environment(environment, values, _host(python, options))
     summary, status = asyncio.run(_run(opened, plan, settings))
-    print_object(summary.model_dump(), json, lambda _: render(summary))
+    print_object(summary.model_dump(), json, lambda _: map(printable, render(summary)))
     if status == 0 and summary.mean_reward is None:
         status = 1
     raise typer.Exit(status)
@@ -163,7 +163,7 @@ async def _run(environment: Environment, plan: RunPlan, settings: Settings) -> t
     except asyncio.CancelledError:
         return run.summary(), INTERRUPTED
     except (InfrastructureFailure, ServiceRefusal, UnavailableEnvironment) as error:
-        typer.echo(f"attune: the run {plan.name} has ended: {error}", err=True)
+        typer.echo(printable(f"attune: the run {plan.name} has ended: {error}"), err=True)
         return run.summary(), 1
     finally:
         with suppress(Exception):  # the run is over, and its error matters more
@@ -172,20 +172,24 @@ async def _run(environment: Environment, plan: RunPlan, settings: Settings) -> t
 
 
 class _Progress:
-    """Lines of progress on standard error: about twenty for a run."""
+    """Lines of progress on standard error: about twenty for a run, each error, and the first one with its traceback."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._num_planned = plan.num_tasks * plan.group_size
         self._every = max(1, self._num_planned // PROGRESS_LINES)
         self._num_done = 0
         self._rewards: list[float] = []
+        self._has_shown_traceback = False
 
     def show(self, result: Result) -> None:
         self._num_done += not result.is_lost
         if result.reward is not None:
             self._rewards.append(result.reward)
         if result.error is not None:
-            typer.echo(f"{result.episode_id} of {result.task}: {result.error}", err=True)
+            typer.echo(printable(f"{result.episode_id} of {result.task}: {result.error}"), err=True)
+        if result.traceback is not None and not self._has_shown_traceback:
+            self._has_shown_traceback = True
+            typer.echo(f"the first error:\n{printable(result.traceback)}", err=True)
         if not result.is_lost and self._num_done % self._every == 0:
             mean = f", mean reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
             typer.echo(f"{self._num_done} of {self._num_planned} attempts{mean}", err=True)
@@ -201,7 +205,10 @@ def render(summary: RunSummary) -> Iterator[str]:
         yield f"mean turns {summary.mean_turns:.1f}; {summary.num_turns} turns, {summary.turns_per_second:.1f} a second"
     yield "ends: " + (", ".join(f"{name} {number}" for name, number in summary.ends.items()) or "none")
     if summary.num_lost:
-        yield f"{summary.num_lost} planned attempts were lost twice, and have no result"
+        yield (
+            f"{summary.num_lost} planned attempts have no result: they were lost twice, by the environment or what it "
+            "runs on, or interruptions have taken the places of their group"
+        )
     if summary.num_replayed:
         yield f"{summary.num_replayed} attempts had been played before"
     yield from (f"{name} {value:.3f}" for name, value in summary.metrics.items())

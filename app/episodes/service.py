@@ -64,9 +64,9 @@ async def create(
 ) -> tuple[EpisodeView, str, bool]:
     """Create an episode. Returns its view, its key, and whether an earlier request of the same key created it.
 
-    A repeated request returns its episode, whatever has become of the policy and of the group since. Raises NotFound for
-    an unknown policy, Unprocessable for an Idempotency-Key that was used with another body, and Conflict for a group of
-    another policy, task or size, or that is full.
+    A repeated request returns its episode, whatever has become of the policy and of the group since. Raises NotFound
+    for an unknown policy, Unprocessable for an Idempotency-Key that was used with another body, and Conflict for a
+    group of another policy, task or size, or that is full.
     """
     fingerprint = fingerprint_of(request)
     created_before = await _find_created(session, caller, idempotency_key, fingerprint)

@@ -25,7 +25,13 @@ STOPS = {  # the stop condition → the reason of the end
     "max_turns_reached": "max_turns",
     "max_total_completion_tokens_reached": "max_tokens",
     "prompt_too_long": "max_tokens",
+    "timeout_reached": "deadline",
 }
+# What a tool raises whose host is not reached. A ToolCallError names its cause.
+OF_HOSTS = (
+    *("ConnectionError", "ConnectionRefusedError", "ConnectionResetError", "ConnectError", "ConnectTimeout"),
+    *("ReadError", "RemoteProtocolError", "APIConnectionError", "ClientConnectorError"),
+)
 MISTAKES = ("InvalidModelResponseError", "EmptyModelResponseError", "ToolParseError", "ToolCallError")
 
 
@@ -65,7 +71,11 @@ class VerifiersEnvironment:
                 row, OpenAIChatCompletionsClient(client), str(agent["model"]), sampling
             )
         metrics = {name: float(value) for name, value in (result["metrics"] or {}).items()}
-        return {"reward": float(result["reward"]), "metrics": metrics | {"score": result["reward"]}, "reason": self._reason(result)}
+        return {
+            "reward": float(result["reward"]),
+            "metrics": metrics | {"score": result["reward"]},
+            "reason": self._reason(result),
+        }
 
     def _reason(self, result: Mapping[str, object]) -> str:
         """Return why the rollout ended. Raises RuntimeError if the environment or its host has failed."""
@@ -74,7 +84,7 @@ class VerifiersEnvironment:
             for text, reason in LIMITS.items():
                 if text in error:
                     return reason
-            if any(name in error for name in MISTAKES):
+            if any(name in error for name in MISTAKES) and not any(name in error for name in OF_HOSTS):
                 return "failed"
             raise RuntimeError(error)
         stop = str(result.get("stop_condition"))

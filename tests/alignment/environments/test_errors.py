@@ -8,7 +8,13 @@ import httpx2
 import pytest
 import requests
 
-from alignment.environments.errors import InfrastructureFailure, describe_error, is_host_failure
+from alignment.environments.errors import (
+    InfrastructureFailure,
+    describe_error,
+    describe_with_place,
+    is_host_failure,
+    printable,
+)
 from alignment.environments.tools.function_tool import FunctionTool
 from tests.support.tool_calls import call_one
 
@@ -74,3 +80,19 @@ def test_description_is_one_short_line_without_keys() -> None:
     assert describe_error(ValueError("x" * 1000)) == f"ValueError: {'x' * 300} …"
     assert describe_error(ValueError("is it x? y=1")) == "ValueError: is it x? y=1"
     assert describe_error(ValueError("\n")) == "ValueError"
+
+
+def test_description_says_where_the_environment_has_failed() -> None:
+    def fail() -> None:
+        raise ValueError("\n-----\n  no such move\nmore")
+
+    with pytest.raises(ValueError) as raised:
+        fail()
+    assert describe_error(raised.value) == "ValueError: no such move"
+    line = raised.tb.tb_next.tb_lineno if raised.tb.tb_next else 0
+    assert describe_with_place(raised.value) == f"ValueError: no such move (test_errors.py:{line} in fail)"
+    assert describe_with_place(ValueError("nowhere")) == "ValueError: nowhere"
+
+
+def test_control_characters_are_not_printed() -> None:
+    assert printable("a\x1b[31m\x9b\r\x07\tb\né\u2028") == "a[31m\tb\né\u2028"

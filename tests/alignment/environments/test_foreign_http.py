@@ -96,7 +96,9 @@ async def play(
 ) -> list[Outcome]:
     with serve_agent(reply) as url:
         tasks = list(environment.tasks("train", 0))
-        outcomes = [await environment.run(task, Agent(url, "sk-ep-1", "m", limits=limits or Limits())) for task in tasks]
+        outcomes = [
+            await environment.run(task, Agent(url, "sk-ep-1", "m", limits=limits or Limits())) for task in tasks
+        ]
     await environment.close()
     return outcomes
 

@@ -91,7 +91,7 @@ async def test_variables_of_the_service_are_not_inherited(start: Start, monkeypa
 @pytest.mark.parametrize(
     ("program", "error", "message"),
     [
-        ("raise ValueError('no such move\\nmore')", InfrastructureFailure, "game:one: ValueError: no such move$"),
+        ("raise ValueError('no such move\\nmore')", InfrastructureFailure, r"game:one: ValueError: no such move$"),
         ("raise AgentFailure('gave up')", AgentFailure, "game:one: AgentFailure: gave up"),
         ("sys.exit(3)", InfrastructureFailure, "game:one: SystemExit: 3"),
         ("raise KeyError()", InfrastructureFailure, "game:one: KeyError$"),

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from pathlib import Path
 
 import pytest
 
@@ -20,17 +21,17 @@ from tests.support.scripted_engine import ScriptedEngine
 ROOMS = "tests.support.environments:Rooms"
 
 
-async def start(*arguments: str) -> Process:
+async def start(*arguments: str, folder: Path = REPOSITORY) -> Process:
     """Start `attune environments run` as a program, with the variables of `cli_harness`."""
     command = [sys.executable, "-m", "app.cli.main", "environments", "run", *arguments]
     return await asyncio.create_subprocess_exec(
-        *command, cwd=REPOSITORY, env=dict(os.environ), stdout=PIPE, stderr=PIPE
+        *command, cwd=folder, env=dict(os.environ, PYTHONPATH=str(REPOSITORY)), stdout=PIPE, stderr=PIPE
     )
 
 
-async def play(*arguments: str) -> tuple[int | None, str, str]:
+async def play(*arguments: str, folder: Path = REPOSITORY) -> tuple[int | None, str, str]:
     """Return the exit status, the output and the errors."""
-    process = await start(*arguments)
+    process = await start(*arguments, folder=folder)
     output, errors = await process.communicate()
     return process.returncode, output.decode(), errors.decode()
 
@@ -56,9 +57,11 @@ async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
 @pytest.mark.usefixtures("cli_harness", "scripted")
 async def test_run_without_a_reward_fails() -> None:
     name, faults = "tests.support.environments:Faulty", '{"faults": ["raise", "raise"]}'
-    status, output, _ = await play(name, "--tasks", "1", "--arguments", faults)
-    assert status == 1 and "1 planned attempts were lost twice" in output
-    assert "2 × KeyError: 'board'" in output
+    status, output, errors = await play(name, "--tasks", "1", "--arguments", faults)
+    assert status == 1 and "1 planned attempts have no result: they were lost twice" in output
+    assert "2 × KeyError: 'board' (environments.py:" in output and " in run)" in output
+    assert errors.count("Traceback (most recent call last)") == 1, "that of the first error"
+    assert 'raise KeyError("board")' in errors
 
 
 async def test_interruption_abandons_the_open_attempt(cli_harness: Harness, scripted: ScriptedEngine) -> None:
@@ -129,6 +132,23 @@ async def test_environment_that_cannot_be_opened_ends_the_run(
     status, _, errors = await play(*options)
     assert status == 1 and message in errors and "Traceback" not in errors
     assert {row.state for row in await cli_harness.all(Episode)} <= {"ended"}
+
+
+NOISY = """
+def play(task, agent):
+    raise ValueError("\\n----\\n\\x1b[31mno such move\\x07\\nmore")
+"""
+
+
+@pytest.mark.usefixtures("scripted", "cli_harness")
+async def test_error_of_another_interpreter_says_where_it_was_raised(tmp_path: Path) -> None:
+    (tmp_path / "noisy_game.py").write_text(NOISY)
+    status, output, errors = await play(
+        *("python:noisy_game:play", "--tasks", "1", "--python", sys.executable), folder=tmp_path
+    )
+    assert status == 1 and "ValueError: [31mno such move (noisy_game.py:3 in play)" in output
+    assert errors.count("Traceback (most recent call last)") == 1 and "raise ValueError" in errors
+    assert not set(output + errors) & {"\x1b", "\x07"}, "control characters would reach the terminal"
 
 
 def test_variables_of_other_interpreters_must_be_set() -> None:

@@ -7,7 +7,18 @@ import pytest
 from sqlalchemy import update
 
 from app.core.telemetry import Telemetry
-from app.models import EndReason, Episode, EpisodeState, Feedback, Policy, PolicyState, Reward, Sample, SampleState, Turn
+from app.models import (
+    EndReason,
+    Episode,
+    EpisodeState,
+    Feedback,
+    Policy,
+    PolicyState,
+    Reward,
+    Sample,
+    SampleState,
+    Turn,
+)
 from app.projects.service import create_project
 from tests.support import episodes
 from tests.support.deployment import Harness

@@ -26,6 +26,7 @@ OPEN_TO_EPISODES = {
     "GET /v1/models",
     "GET /v1/models/{name}",
     "POST /v1/feedback",
+    "POST /v1/feedback/batch",
     "GET /v1/episodes/{episode_id}",
     "GET /v1/episodes/{episode_id}/models",
     "POST /v1/episodes/{episode_id}/end",
@@ -110,9 +111,7 @@ async def test_feedback_with_the_key_is_on_its_episode(harness: Harness, scripte
     assert (await harness.api.delete("/v1/feedback", params={"key": "f-1"}, headers=auth)).status_code == 403
 
 
-async def test_batch_with_the_key_has_feedback_on_its_episode_alone(
-    harness: Harness, scripted: ScriptedEngine
-) -> None:
+async def test_batch_with_the_key_has_feedback_on_its_episode_alone(harness: Harness, scripted: ScriptedEngine) -> None:
     own, other = await episodes.create(harness), await episodes.create(harness)
     for episode in (own, other):
         await episodes.chat(harness, episode)
