@@ -109,6 +109,7 @@ class Patient(Rooms):
         return -0.25
 
 
+@pytest.mark.usefixtures("scripted")
 @pytest.mark.parametrize(("world", "outcome"), [(Rooms, -1.0), (Patient, -0.25)])
 @pytest.mark.parametrize("limits", [Limits(max_turns=2), Limits(max_tokens=9)], ids=["turns", "tokens"])
 async def test_stalling_pays_no_more_than_losing(
