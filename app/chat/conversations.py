@@ -166,13 +166,9 @@ def _find_turn(
     row = connection.execute(query).one_or_none()
     if row is None:
         return None
-    messages = connection.execute(histories.select_messages([row.id])).all()
-    prompt_ids = connection.execute(histories.select_prompt_ids([row.id])).all()
-    return replace(
-        ParentTurn(*row),
-        messages=histories.join_messages(messages, [row.id]).get(row.id, []),
-        prompt_ids=histories.join_prompt_ids(prompt_ids, [row.id]).get(row.id),
-    )
+    messages = histories.find_messages(connection, [row.id]).get(row.id, [])
+    prompt_ids = histories.find_prompt_ids(connection, [row.id]).get(row.id)
+    return replace(ParentTurn(*row), messages=messages, prompt_ids=prompt_ids)
 
 
 async def reuse_parent_tokens(
