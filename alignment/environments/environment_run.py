@@ -9,11 +9,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 from typing import NamedTuple, cast
 
 from alignment.environments.agent_chat import LIMIT_BY_CODE
@@ -27,7 +25,8 @@ from alignment.environments.errors import (
     format_failure,
     with_causes,
 )
-from alignment.environments.protocols import Agent, Environment, HasPlaces, Limits, Outcome, Reason, StepReward, Task
+from alignment.environments.protocols import Agent, Environment, HasPlaces, Outcome, Reason, StepReward, Task
+from alignment.environments.run_plan import PlannedAttempt, PlannedAttempts, RunPlan
 from alignment.environments.run_summary import LOST, Result, RunSummary, summarize
 from alignment.environments.service_client import CreatedEpisode, EpisodeRecord, NewEpisode, ServiceClient
 from alignment.errors import UnavailableEnvironment
@@ -43,30 +42,6 @@ LOST_REASONS: tuple[Reason, ...] = ("abandoned", "infrastructure")
 END_SECONDS = 10.0  # to report what an interrupted run leaves
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """What is played. `name`: of the run, and so of its groups and episodes; attempts at one task are a group."""
-
-    name: str
-    policy: str
-    num_tasks: int
-    group_size: int = 1
-    concurrency: int = 8
-    split: str = "train"
-    seed: int = 0
-    version: str = "follow"
-    limits: Limits = field(default_factory=Limits)
-    metadata: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class PlannedAttempt:
-    """One planned attempt: the n-th of a task."""
-
-    task: Task
-    number: int
-
-
 class _Failure(NamedTuple):
     """What ended an attempt, in a line, and with the traceback of the environment's code."""
 
@@ -76,21 +51,6 @@ class _Failure(NamedTuple):
     @classmethod
     def of(cls, error: BaseException) -> "_Failure":
         return cls(describe_with_place(error), format_failure(error))
-
-
-class _InThread:
-    """Planned attempts, which a thread lists one after another: a data set, or a process, may take its time."""
-
-    def __init__(self, planned_attempts: Iterator[PlannedAttempt]) -> None:
-        self._planned_attempts = planned_attempts
-        self._executor = ThreadPoolExecutor(1, "tasks")  # one thread: it is not entered twice
-
-    async def next(self) -> PlannedAttempt | None:
-        """Return the next one, or None at the end. Raises what the environment raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, next, self._planned_attempts, None)
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 class EnvironmentRun:
@@ -119,10 +79,10 @@ class EnvironmentRun:
         Cancelled, it ends its open episodes as abandoned, so that nothing is learned from a part of one.
         """
         self._started = time.monotonic()
-        planned_attempts = _InThread(self._planned())
         concurrency = self._plan.concurrency
         if isinstance(self._environment, HasPlaces):
             concurrency = min(concurrency, await self._environment.max_concurrency())
+        planned_attempts = PlannedAttempts(self._environment, self._plan)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):
@@ -138,17 +98,7 @@ class EnvironmentRun:
         seconds = time.monotonic() - self._started
         return summarize(self._plan.name, self.results, self._num_lost, seconds, is_complete=self._is_complete)
 
-    def _planned(self) -> Iterator[PlannedAttempt]:
-        """Yield the attempts, those of a task one after another, so that a group is ready early."""
-        plan = self._plan
-        seen: set[str] = set()
-        for task in islice(self._environment.tasks(plan.split, plan.seed), plan.num_tasks):
-            if task.id in seen:
-                raise ValueError(f"the environment has two tasks with the id {task.id!r}")
-            seen.add(task.id)
-            yield from (PlannedAttempt(task, number) for number in range(plan.group_size))
-
-    async def _work(self, planned_attempts: "_InThread") -> None:
+    async def _work(self, planned_attempts: PlannedAttempts) -> None:
         while (planned := await planned_attempts.next()) is not None:
             if not await self._try(planned):
                 self._num_lost += 1

@@ -15,12 +15,13 @@ from uuid import uuid4
 
 import typer
 
-from alignment.environments.environment_run import EnvironmentRun, RunPlan
+from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal, printable
 from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import environment_names, open_environment
 from alignment.environments.protocols import Environment, Limits
+from alignment.environments.run_plan import RunPlan
 from alignment.environments.run_summary import Result, RunSummary
 from alignment.environments.service_client import ServiceClient
 from alignment.environments.service_http import ServiceHttp

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import psutil
 import uvloop
 
-from alignment.environments.environment_run import EnvironmentRun, RunPlan
+from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.protocols import Message, Observation, Step, Steps, Task
+from alignment.environments.run_plan import RunPlan
 from alignment.environments.run_summary import RunSummary
 from alignment.environments.service_client import ServiceClient
 from alignment.environments.service_http import ServiceHttp

@@ -7,7 +7,7 @@ from itertools import count
 
 import httpx2
 
-from alignment.environments.environment_run import EnvironmentRun, RunPlan
+from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.errors import AgentFailure, InfrastructureFailure
 from alignment.environments.protocols import (
     Agent,
@@ -22,6 +22,7 @@ from alignment.environments.protocols import (
     Steps,
     Task,
 )
+from alignment.environments.run_plan import RunPlan
 from alignment.environments.service_client import ServiceClient
 from alignment.environments.service_http import ServiceHttp
 
