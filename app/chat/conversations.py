@@ -7,10 +7,11 @@ import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, case, exists, select
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, case, exists, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
@@ -30,6 +31,7 @@ NOT_CONTINUED = "the messages do not continue the parent turn"
 Messages = Sequence[Mapping[str, Any]]
 MAX_CLOSING_TOKENS = 8  # a chat template closes a reply with a few tokens at most
 CHILD = aliased(Turn)
+USER = (Turn.key_id, Turn.end_user)  # whose turns are searched; None: IS NULL
 HAS_CHILD = case((exists().where(CHILD.parent_id == Turn.id), 1), else_=0)
 
 
@@ -134,21 +136,38 @@ def find_parent(
     hashes = prefix_hashes(messages)
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     index_by_hash = {hashes[index]: index for index in replies[-MAX_REPLIES_SEARCHED:]}
-    scope = [Turn.project_id == caller.project_id, Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT]
-    if conversation_id is not None:
-        scope.append(Turn.conversation_id == conversation_id)
-    elif episode_id is not None:
-        scope.append(Turn.episode_id == episode_id)
     if index_by_hash:
-        same_user = [Turn.key_id == caller.key_id, Turn.end_user == end_user]  # None: IS NULL
-        matches = Turn.prefix_hash.in_(list(index_by_hash))
-        longest_first = case(index_by_hash, value=Turn.prefix_hash).desc()
-        of_other_episode = case((Turn.episode_id == episode_id, 0), else_=1)
-        order = (longest_first, *([of_other_episode] if episode_id is not None else []), HAS_CHILD)
-        parent = _find_turn(connection, *scope, *same_user, matches, order=order)
+        values = {"key_id": caller.key_id, "end_user": end_user}
+        values |= {"conversation_id": conversation_id, "episode_id": episode_id}
+        named = {name: value for name, value in values.items() if value is not None}
+        longest_first = {f"hash_{place}": value for place, value in enumerate(reversed(index_by_hash))}
+        query = _select_parent(len(longest_first), frozenset(named))
+        parent = _read_turn(connection, query, {"project_id": caller.project_id, **named, **longest_first})
         if parent is not None and parent.prefix_hash is not None:
             return replace(parent, num_messages=index_by_hash[parent.prefix_hash] + 1)
-    return None if conversation_id is None else _find_turn(connection, *scope, Turn.state != TurnState.REFUSED)
+    if conversation_id is None:
+        return None
+    newest = {"project_id": caller.project_id, "conversation_id": conversation_id}
+    return _read_turn(connection, NEWEST_OF_CONVERSATION, newest)
+
+
+@lru_cache(maxsize=256)
+def _select_parent(num_hashes: int, named: frozenset[str]) -> Select[Any]:
+    """Return the query for the turn with `hash_0`, or else `hash_1` and so on. Of equal ones the newest comes first.
+
+    It depends on which values the request names, and is built once for each form: that takes longer than executing it.
+    """
+    hashes: list[BindParameter[str]] = [bindparam(f"hash_{place}") for place in range(num_hashes)]
+    same_user = [column == bindparam(column.key) if column.key in named else column.is_(None) for column in USER]
+    place = case(*((Turn.prefix_hash == value, number) for number, value in enumerate(hashes)))
+    order: list[ColumnElement[Any]] = [place, HAS_CHILD]
+    scope = []
+    if "episode_id" in named:
+        order.insert(1, case((Turn.episode_id == bindparam("episode_id"), 0), else_=1))
+        scope = [Turn.episode_id == bindparam("episode_id")]
+    if "conversation_id" in named:
+        scope = [Turn.conversation_id == bindparam("conversation_id")]
+    return _select_first(*scope, *same_user, Turn.prefix_hash.in_(hashes), order=order)
 
 
 def find_end_user(connection: Connection, caller: Caller, conversation_id: str) -> str | None:
@@ -158,21 +177,26 @@ def find_end_user(connection: Connection, caller: Caller, conversation_id: str) 
     return connection.execute(newest.order_by(Turn.created_at.desc(), Turn.id.desc()).limit(1)).scalar()
 
 
-def _find_turn(
-    connection: Connection, *conditions: ColumnElement[bool], order: Sequence[Any] = ()
-) -> ParentTurn | None:
-    """Return the first turn in this order, the newest among equal ones; None if no turn matches."""
-    query = select(*PARENT_COLUMNS).where(*conditions).order_by(*order, Turn.created_at.desc(), Turn.id.desc()).limit(1)
-    row = connection.execute(query).one_or_none()
+def _select_first(*conditions: ColumnElement[bool], order: Sequence[ColumnElement[Any]] = ()) -> Select[Any]:
+    """Return the query for the first turn of `project_id` in this order, the newest among equal ones."""
+    scope = [Turn.project_id == bindparam("project_id"), Turn.deleted_at.is_(None), Turn.origin == Origin.CHAT]
+    query = select(*PARENT_COLUMNS).where(*scope, *conditions)
+    return query.order_by(*order, Turn.created_at.desc(), Turn.id.desc()).limit(1)
+
+
+NEWEST_OF_CONVERSATION = _select_first(
+    Turn.conversation_id == bindparam("conversation_id"), Turn.state != TurnState.REFUSED
+)
+
+
+def _read_turn(connection: Connection, query: Select[Any], values: Mapping[str, str]) -> ParentTurn | None:
+    """Return the turn that the query finds, with its prompt; None if there is none."""
+    row = connection.execute(query, values).one_or_none()
     if row is None:
         return None
-    messages = connection.execute(histories.select_messages([row.id])).all()
-    prompt_ids = connection.execute(histories.select_prompt_ids([row.id])).all()
-    return replace(
-        ParentTurn(*row),
-        messages=histories.join_messages(messages, [row.id]).get(row.id, []),
-        prompt_ids=histories.join_prompt_ids(prompt_ids, [row.id]).get(row.id),
-    )
+    messages = histories.find_messages(connection, [row.id]).get(row.id, [])
+    prompt_ids = histories.find_prompt_ids(connection, [row.id]).get(row.id)
+    return replace(ParentTurn(*row), messages=messages, prompt_ids=prompt_ids)
 
 
 async def reuse_parent_tokens(

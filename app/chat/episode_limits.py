@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, null, or_, select, update
+from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, exists, func, null, or_, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
@@ -86,14 +86,32 @@ STATE_COLUMNS = (
     case((Episode.start_version_id.is_not(None), Episode.version_rule)).label("version_rule"),
 )
 
+# Built once, as every chat of an episode executes them.
+SELECT_STATE = select(*STATE_COLUMNS).where(
+    Episode.id == bindparam("episode_id"), Episode.project_id == bindparam("project_id")
+)
+EPISODE_IDS: BindParameter[Sequence[str]] = bindparam("episode_ids", expanding=True)
+LOCK_EPISODES = (
+    select(Episode.id, Episode.state, Episode.end_reason, Episode.reported_reason)
+    .add_columns(Episode.max_turns, Episode.start_version_id)
+    .where(Episode.id.in_(EPISODE_IDS))
+    .order_by(Episode.id)
+    .with_for_update(key_share=True)
+)
+SELECT_LAST_STEPS = (
+    select(Turn.episode_id, func.max(Turn.episode_step))
+    .where(Turn.episode_id.in_(EPISODE_IDS))
+    .group_by(Turn.episode_id)
+)
+
 
 async def require_open(db: Database, project_id: str, episode_id: str, param: str) -> OpenEpisode:
     """Return the episode if it admits another chat; end it first if it has reached a limit.
 
     Raises NotFound for an episode that the project does not have, Conflict for one that has ended.
     """
-    query = select(*STATE_COLUMNS).where(Episode.id == episode_id, Episode.project_id == project_id)
-    row = await db.run_read(lambda connection: connection.execute(query).one_or_none())
+    values = {"episode_id": episode_id, "project_id": project_id}
+    row = await db.run_read(lambda connection: connection.execute(SELECT_STATE, values).one_or_none())
     if row is None:
         raise NotFound(f"There is no episode '{episode_id}'.", param=param)
     return await _admit(db, row)
@@ -167,12 +185,9 @@ def admit_turns(connection: Connection, completions: Sequence[Sequence[dict[str,
     ids = {turns[0]["episode_id"] for turns in completions if turns[0].get("episode_id") is not None}
     if not ids:
         return [None] * len(completions)
-    ends = (Episode.state, Episode.end_reason, Episode.reported_reason)
-    locked = select(Episode.id, *ends, Episode.max_turns, Episode.start_version_id)
-    locked = locked.where(Episode.id.in_(ids)).order_by(Episode.id).with_for_update(key_share=True)
-    episodes = {row.id: row for row in connection.execute(locked)}
-    last = select(Turn.episode_id, func.max(Turn.episode_step)).where(Turn.episode_id.in_(ids))
-    steps = {row[0]: row[1] or 0 for row in connection.execute(last.group_by(Turn.episode_id))}
+    values = {"episode_ids": list(ids)}
+    episodes = {row.id: row for row in connection.execute(LOCK_EPISODES, values)}
+    steps = {row[0]: row[1] or 0 for row in connection.execute(SELECT_LAST_STEPS, values)}
     errors: list[AttuneError | None] = []
     for turns in completions:
         id = turns[0].get("episode_id")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
@@ -54,30 +54,28 @@ class Part(NamedTuple):
     reply: Sequence[Any]
 
 
-def _select_chains(turn_ids: Collection[str], *columns: InstrumentedAttribute[Any]) -> Select[Any]:
-    """Return a query for these columns of the turns and of all turns that they refer to."""
-    chain = select(Turn.id, Turn.history_id).where(Turn.id.in_(turn_ids)).cte("chain", recursive=True)
+def _select_chains(*columns: InstrumentedAttribute[Any]) -> Select[Any]:
+    """Return a query for these columns of the turns `turn_ids` and of all turns that they refer to."""
+    named = Turn.id.in_(bindparam("turn_ids", expanding=True))
+    chain = select(Turn.id, Turn.history_id).where(named).cte("chain", recursive=True)
     history = aliased(Turn)
     chain = chain.union(select(history.id, history.history_id).join(chain, history.id == chain.c.history_id))
     return select(Turn.id, Turn.history_id, *columns).join(chain, chain.c.id == Turn.id)
 
 
-def select_messages(turn_ids: Collection[str]) -> Select[Any]:
-    return _select_chains(turn_ids, Turn.num_history_messages, Turn.own_messages, Turn.reply)
-
-
-def select_prompt_ids(turn_ids: Collection[str]) -> Select[Any]:
-    return _select_chains(turn_ids, Turn.num_history_tokens, Turn.own_prompt_ids, Turn.output_ids)
+# Built once: every chat that continues another one executes both, and building one takes longer than executing it.
+SELECT_MESSAGES = _select_chains(Turn.num_history_messages, Turn.own_messages, Turn.reply)
+SELECT_PROMPT_IDS = _select_chains(Turn.num_history_tokens, Turn.own_prompt_ids, Turn.output_ids)
 
 
 def join_messages(rows: Iterable[Any], turn_ids: Collection[str]) -> dict[str, Messages]:
-    """Return the messages of each turn's prompt, from the rows of `select_messages`."""
+    """Return the messages of each turn's prompt, from the rows of SELECT_MESSAGES."""
     parts = {id: Part(history_id, count, own, [reply] if reply else []) for id, history_id, count, own, reply in rows}
     return {id: messages for id in turn_ids if (messages := _join(parts, id)) is not None}
 
 
 def join_prompt_ids(rows: Iterable[Any], turn_ids: Collection[str]) -> dict[str, list[int]]:
-    """Return the prompt ids of each turn that has some, from the rows of `select_prompt_ids`."""
+    """Return the prompt ids of each turn that has some, from the rows of SELECT_PROMPT_IDS."""
     parts = {id: Part(history_id, count, own, reply or []) for id, history_id, count, own, reply in rows}
     return {id: ids for id in turn_ids if (ids := _join(parts, id))}
 
@@ -98,14 +96,36 @@ def _join(parts: Mapping[str, Part], turn_id: str) -> list[Any] | None:
     return [item for piece in reversed(pieces) for item in piece]
 
 
+def find_messages(connection: Connection, turn_ids: Collection[str]) -> dict[str, Messages]:
+    """Return the messages of the turns' prompts, by turn id."""
+    rows = connection.execute(SELECT_MESSAGES, {"turn_ids": list(turn_ids)}).all()
+    return join_messages(rows, turn_ids)
+
+
+def find_prompt_ids(connection: Connection, turn_ids: Collection[str]) -> dict[str, list[int]]:
+    """Return the prompt ids of the turns that have some, by turn id."""
+    rows = connection.execute(SELECT_PROMPT_IDS, {"turn_ids": list(turn_ids)}).all()
+    return join_prompt_ids(rows, turn_ids)
+
+
 async def read_messages(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, Messages]:
     """Return the messages of the turns' prompts, by turn id."""
-    return join_messages((await session.execute(select_messages(turn_ids))).all(), turn_ids)
+    rows = (await session.execute(SELECT_MESSAGES, {"turn_ids": list(turn_ids)})).all()
+    return join_messages(rows, turn_ids)
 
 
 async def read_prompt_ids(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, list[int]]:
     """Return the prompt ids of the turns that have some, by turn id."""
-    return join_prompt_ids((await session.execute(select_prompt_ids(turn_ids))).all(), turn_ids)
+    rows = (await session.execute(SELECT_PROMPT_IDS, {"turn_ids": list(turn_ids)})).all()
+    return join_prompt_ids(rows, turn_ids)
+
+
+LOCK_TURNS = (
+    select(Turn.id)
+    .where(Turn.id.in_(bindparam("turn_ids", expanding=True)), Turn.deleted_at.is_(None))
+    .order_by(Turn.id)
+    .with_for_update(key_share=True, read=True, skip_locked=True)
+)
 
 
 def lock_histories(connection: Connection, turn_ids: Collection[str]) -> set[str]:
@@ -115,8 +135,7 @@ def lock_histories(connection: Connection, turn_ids: Collection[str]) -> set[str
     """
     if not turn_ids:
         return set()
-    query = select(Turn.id).where(Turn.id.in_(turn_ids), Turn.deleted_at.is_(None)).order_by(Turn.id)
-    return set(connection.scalars(query.with_for_update(key_share=True, read=True, skip_locked=True)))
+    return set(connection.scalars(LOCK_TURNS, {"turn_ids": list(turn_ids)}))
 
 
 def is_recorded(history_id: ColumnElement[str | None]) -> ColumnElement[bool]:

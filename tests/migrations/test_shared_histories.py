@@ -52,8 +52,8 @@ def read_prompts(url: str) -> Prompts:
     """Return the prompts as this release reads them."""
     with connect(url) as connection:
         ids = list(connection.scalars(sa.select(Turn.id)))
-        messages = histories.join_messages(connection.execute(histories.select_messages(ids)), ids)
-        tokens = histories.join_prompt_ids(connection.execute(histories.select_prompt_ids(ids)), ids)
+        messages = histories.find_messages(connection, ids)
+        tokens = histories.find_prompt_ids(connection, ids)
     return {id: (messages[id], tokens.get(id)) for id in ids}
 
 
