@@ -37,6 +37,7 @@ GROUP_IS_FULL = "episode_group_full"  # it has twice its size, interrupted attem
 ENDED_BY_TIME = frozenset({"deadline", "idle_timeout"})
 ENDED_BY_SERVICE = ENDED_BY_TIME | {"max_turns", "max_tokens"}
 HANG_SECONDS = 300.0  # beyond the deadline: an environment that has not ended by then hangs
+OTHER_BODY = "idempotency_key_reused"  # the same attempt was begun with another request
 OTHER_END = "episode_ended"  # another end has been reported
 LOST_REASONS: tuple[Reason, ...] = ("abandoned", "infrastructure")
 END_SECONDS = 10.0  # to report what an interrupted run leaves
@@ -127,7 +128,7 @@ class EnvironmentRun:
         raise AssertionError("unreachable")
 
     async def _attempt(self, planned: PlannedAttempt, number: int) -> Result:
-        created = await self._service.create(self._new_episode(planned.task), self._idempotency_key(planned, number))
+        created = await self._create(planned, number)
         if not created.is_open:
             return _replayed(planned.task, created, await self._find_loss(created))
         try:
@@ -138,6 +139,15 @@ class EnvironmentRun:
         except (asyncio.CancelledError, UnavailableEnvironment):
             await self._abandon(created)
             raise
+
+    async def _create(self, planned: PlannedAttempt, number: int) -> CreatedEpisode:
+        try:
+            return await self._service.create(self._new_episode(planned.task), self._idempotency_key(planned, number))
+        except ServiceRefusal as refusal:
+            if refusal.code != OTHER_BODY:
+                raise
+            message = "a run of this name was begun with another environment, arguments, seed, group or limit; name another"
+            raise ServiceRefusal(refusal.status, refusal.code, message) from refusal
 
     async def _find_loss(self, created: CreatedEpisode) -> Reason | None:
         """Return why an attempt of an earlier run is lost, or None if it is not.

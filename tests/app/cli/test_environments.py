@@ -52,7 +52,7 @@ async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
     status, output, errors = await play(*options, "--json")
     assert status == 0 and json.loads(output)["num_replayed"] == 4, errors
     status, _, errors = await play(*options[:-1], '{"num_rooms": 5}')
-    assert status == 1 and "Idempotency-Key was used with another body" in errors, "other arguments are another run"
+    assert status == 1 and "a run of this name was begun with another environment, arguments" in errors
 
 
 @pytest.mark.usefixtures("cli_harness", "scripted")
