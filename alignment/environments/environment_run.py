@@ -146,7 +146,10 @@ class EnvironmentRun:
         except ServiceRefusal as refusal:
             if refusal.code != OTHER_BODY:
                 raise
-            message = "a run of this name was begun with another environment, arguments, seed, group or limit; name another"
+            message = (
+                "a run of this name was begun with another environment, arguments, seed, group or limit; "
+                "give this one another name"
+            )
             raise ServiceRefusal(refusal.status, refusal.code, message) from refusal
 
     async def _find_loss(self, created: CreatedEpisode) -> Reason | None:
