@@ -154,7 +154,8 @@ def own_frame(error: BaseException) -> traceback.FrameSummary | None:
     own = [
         frame for frame in frames if PACKAGES not in frame.filename and not frame.filename.startswith((standard, "<"))
     ]
-    return (own or packages or [None])[-1]
+    found = own or packages
+    return found[-1] if found else None
 
 
 def kill_group() -> None:
