@@ -207,7 +207,7 @@ class EnvironmentRun:
             record = await self._service.read(created.id)
             # Only a chat reaches a limit of turns or tokens, but the service itself notices a deadline.
             if record.end_reason in ("max_turns", "max_tokens") or (
-                record.end_reason in ENDED_BY_TIME and _says_refusal(error)
+                record.end_reason in ENDED_BY_TIME and _states_refusal(error)
             ):
                 return Outcome(None, reason="failed")
         return Outcome(None, reason="infrastructure")
@@ -252,7 +252,7 @@ async def _run_in_time(environment: Environment, task: Task, agent: Agent) -> Ou
         raise InfrastructureFailure("the environment hangs: it has not ended long after the deadline") from error
 
 
-def _says_refusal(error: Exception) -> bool:
+def _states_refusal(error: Exception) -> bool:
     """Return whether the error, or one that it came from, says that the service has refused a chat of an episode."""
     texts = [str(one) for one in with_causes(error)]
     return any(sign in text for text in texts for sign in ("409", *filter(None, LIMIT_BY_CODE)))

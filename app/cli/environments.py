@@ -126,9 +126,9 @@ class _HostOptions(NamedTuple):
 def _host(python: Path | None, options: _HostOptions) -> HostConfig | None:
     """Return how environments of others are run. Variables are named, lest their values be in the shell's history."""
     if python is None:
-        given = [name for name, value in options._asdict().items() if value is not None]
-        if given:
-            hint = f"--{given[0].replace('_', '-')}"
+        named = [name for name, value in options._asdict().items() if value is not None]
+        if named:
+            hint = f"--{named[0].replace('_', '-')}"
             raise typer.BadParameter("it is for the processes of --python, which is not given", param_hint=hint)
         return None
     variables = options.variable or []
