@@ -74,6 +74,8 @@ async def test_textarena_pays_what_is_won_alone(games: HostConfig) -> None:
     lost = await play(name, games, lambda messages: f"[{400 + len(messages)}]")
     assert [outcome.reward for outcome in lost] == [-1.0] * 4
     assert all(0.0 <= outcome.metrics["score"] < 1.0 for outcome in lost)
+    stalled = await play(name, games, lambda messages: "[400]", limits=Limits(max_turns=1))
+    assert [(outcome.reward, outcome.reason) for outcome in stalled] == [(-1.0, "max_turns")] * 4
     partly = await play(f"{name}&partial_credit=true", games, lambda messages: f"[{400 + len(messages)}]")
     assert [outcome.reward for outcome in partly] == [outcome.metrics["score"] for outcome in lost]
 
