@@ -118,13 +118,14 @@ async def _find_created(
     if idempotency_key is None:
         return None
     same_key = (Episode.key_id == caller.key_id, Episode.idempotency_key == idempotency_key)
-    created = (await session.execute(select(Episode.id, Episode.fingerprint).where(*same_key))).one_or_none()
+    created = (await session.execute(select(Episode.id, Episode.fingerprint).where(*same_key))).tuples().one_or_none()
     if created is None:
         return None
-    if created.fingerprint != fingerprint:
+    episode_id, first_fingerprint = created
+    if first_fingerprint != fingerprint:
         message = "This Idempotency-Key was used with another body; use a new one for each episode."
         raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
-    return created.id
+    return episode_id
 
 
 async def _require_same_group(
