@@ -118,11 +118,11 @@ async def _find_created(
     if idempotency_key is None:
         return None
     same_key = (Episode.key_id == caller.key_id, Episode.idempotency_key == idempotency_key)
-    row = (await session.execute(select(Episode.id, Episode.fingerprint).where(*same_key))).one_or_none()
-    if row is None:
+    created = (await session.execute(select(Episode.id, Episode.fingerprint).where(*same_key))).tuples().one_or_none()
+    if created is None:
         return None
-    episode_id, created_with = row.tuple()
-    if created_with != fingerprint:
+    episode_id, first_fingerprint = created
+    if first_fingerprint != fingerprint:
         message = "This Idempotency-Key was used with another body; use a new one for each episode."
         raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
     return episode_id

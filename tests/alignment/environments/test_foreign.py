@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from pydantic import JsonValue
 
 from alignment.environments import foreign, host_process
 from alignment.environments.episode_loop import limit_reward
@@ -238,6 +239,7 @@ def test_reward_that_is_no_number_is_no_outcome(reward: float) -> None:
     """`max(-1.0, min(1.0, nan))` is 1."""
     with pytest.raises(ValueError, match="a reward must be a number"):
         limit_reward(reward)
+    answer: JsonValue = {"reward": reward}
     for model in (StepAnswer, OutcomeAnswer):
         with pytest.raises(InfrastructureFailure, match="a wrong reward"):
             read_answer(model, {"reward": reward}, "test:rooms")
