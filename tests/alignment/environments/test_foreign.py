@@ -242,7 +242,7 @@ def test_reward_that_is_no_number_is_no_outcome(reward: float) -> None:
     answer: JsonValue = {"reward": reward}
     for model in (StepAnswer, OutcomeAnswer):
         with pytest.raises(InfrastructureFailure, match="a wrong reward"):
-            read_answer(model, {"reward": reward}, "test:rooms")
+            read_answer(model, answer, "test:rooms")
 
 
 PLAY = """
