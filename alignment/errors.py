@@ -9,7 +9,8 @@ AlignmentError
 ├── DamagedAdapter      an adapter directory that must not reach an engine
 ├── NonFiniteUpdate     a loss or gradient is not finite
 ├── UnknownAlgorithm    no algorithm has the configured name
-└── UnknownExtension    no function or class of another package has the configured name
+├── UnknownExtension    no function or class of another package has the configured name
+└── UnavailableEnvironment  an environment of others cannot be opened
 """
 
 from collections.abc import Mapping
@@ -48,6 +49,10 @@ class UnknownAlgorithm(AlignmentError):
 
 class UnknownExtension(AlignmentError):
     """A name is neither built in, nor an entry point, nor importable."""
+
+
+class UnavailableEnvironment(AlignmentError):
+    """An environment of others cannot be opened: its interpreter, its package, its name or its arguments are wrong."""
 
 
 class MisalignedSample(AlignmentError):

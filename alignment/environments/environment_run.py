@@ -19,6 +19,7 @@ from alignment.environments.errors import AgentFailure, InfrastructureFailure, S
 from alignment.environments.protocols import Agent, Environment, Limits, Outcome, Reason, StepReward, Task
 from alignment.environments.run_summary import LOST, Result, RunSummary, summarize
 from alignment.environments.service_client import CreatedEpisode, EpisodeRecord, NewEpisode, ServiceClient
+from alignment.errors import UnavailableEnvironment
 
 log = logging.getLogger(__name__)
 MAX_TRIES = 2  # of a planned attempt; the service has no more places in a group
@@ -71,7 +72,8 @@ class EnvironmentRun:
         self.results: list[Result] = []
 
     async def run(self) -> RunSummary:
-        """Play all attempts. Raises InfrastructureFailure or ServiceRefusal if the service cannot be used at all.
+        """Play all attempts. Raises InfrastructureFailure or ServiceRefusal if the service cannot be used at all, and
+        UnavailableEnvironment if the environment cannot be opened.
 
         Cancelled, it ends its open episodes as abandoned, so that nothing is learned from a part of one.
         """
@@ -121,7 +123,7 @@ class EnvironmentRun:
                 return await self._report(place.task, created, Outcome(None, reason="abandoned"), None)
             outcome, error = await self._play(place.task, created)
             return await self._report(place.task, created, outcome, error)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, UnavailableEnvironment):
             await self._abandon(created)
             raise
 
@@ -144,6 +146,8 @@ class EnvironmentRun:
             async with asyncio.timeout(limits.deadline_seconds + HANG_SECONDS):
                 outcome = await self._environment.run(task, agent)
             _check(outcome)
+        except UnavailableEnvironment:
+            raise  # so is every other attempt
         except AgentFailure as error:
             return Outcome(None, reason="failed"), describe_error(error)
         except Exception as error:

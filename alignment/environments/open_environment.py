@@ -2,18 +2,25 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from alignment.environments.episode_loop import LoopEnvironment
+from alignment.environments.foreign import PACKAGES, open_foreign
+from alignment.environments.foreign_http import open_http
+from alignment.environments.host_process import HostConfig
 from alignment.environments.protocols import ENTRY_POINT_GROUP, Environment, Interaction, Steps
 from alignment.environments.tools.base import JsonObject
 from alignment.environments.worlds import InteractionWorld, StepsWorld
 from alignment.errors import AlignmentError
 from alignment.extensions import extension_names, load_extension
 
-Opener = Callable[[str, JsonObject], Environment]
+Opener = Callable[[str, JsonObject, HostConfig | None], Environment]
 # What is before the colon of a name, and what opens the rest of it with the environment's arguments.
-SCHEMES: dict[str, Opener] = {}
+SCHEMES: dict[str, Opener] = {
+    **{scheme: partial(open_foreign, scheme) for scheme in PACKAGES},
+    **{scheme: partial(open_http, scheme) for scheme in ("http", "https")},
+}
 
 
 class NoEnvironment(AlignmentError):
@@ -25,15 +32,16 @@ def environment_names() -> list[str]:
     return [*extension_names(ENTRY_POINT_GROUP, ()), *(f"{scheme}:" for scheme in sorted(SCHEMES))]
 
 
-def open_environment(name: str, arguments: JsonObject | None = None) -> Environment:
+def open_environment(name: str, arguments: JsonObject | None = None, host: HostConfig | None = None) -> Environment:
     """Return the environment of this name, made with these keyword arguments.
 
-    A Steps or an Interaction becomes an environment whose loop is ours. Raises UnknownExtension and NoEnvironment; the
-    import of a module, and the environment itself, may raise anything.
+    `host` says how environments of others are run, which schemes need. A Steps or an Interaction becomes an environment
+    whose loop is ours. Raises UnknownExtension, NoEnvironment and UnavailableEnvironment; the import of a module, and
+    the environment itself, may raise anything.
     """
     scheme, _, rest = name.partition(":")
     if scheme in SCHEMES:
-        return SCHEMES[scheme](rest, arguments or {})
+        return SCHEMES[scheme](rest, arguments or {}, host)
     found = load_extension(name, ENTRY_POINT_GROUP, (), noun="environment")
     if isinstance(found, type):
         _check_arguments(name, found, arguments or {})

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 from uuid import uuid4
 
@@ -13,11 +14,13 @@ import typer
 
 from alignment.environments.environment_run import EnvironmentRun, RunPlan
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
+from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import environment_names, open_environment
 from alignment.environments.protocols import Environment, Limits
 from alignment.environments.run_summary import Result, RunSummary
 from alignment.environments.service_client import ServiceClient
 from alignment.environments.service_http import ServiceHttp
+from alignment.errors import UnavailableEnvironment
 from app.cli.client import CommandError, load_api_key, service_url, tls_context
 from app.cli.options import Json, PolicyName, parse_json
 from app.cli.output import print_object
@@ -54,6 +57,9 @@ def run_environment(
     deadline: Annotated[float, typer.Option(min=1, max=86_400, help="seconds of an attempt")] = 3600.0,
     version: Annotated[str, typer.Option(help="the version that answers later chats: follow, leash or pin")] = "follow",
     run: Annotated[str | None, typer.Option(help="a name: the same run again goes on where it was ended")] = None,
+    python: Annotated[Path | None, typer.Option(help="the interpreter that has the package of a scheme")] = None,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="of the environment of a scheme")] = 1,
+    variable: Annotated[list[str] | None, typer.Option(help="a variable that these processes get, too")] = None,
     json: Json = False,
 ) -> None:
     """Play tasks of an environment with the policy. Each attempt is an episode, attempts at one task are a group.
@@ -80,12 +86,23 @@ def run_environment(
         metadata={"environment": environment[:512]},
     )
     sys.path.insert(0, os.getcwd())  # as uvicorn and celery do: the environment may be a file beside
-    opened = open_environment(environment, values)
+    opened = open_environment(environment, values, _host(python, processes, variable or []))
     summary, status = asyncio.run(_run(opened, plan, settings))
     print_object(summary.model_dump(), json, lambda _: render(summary))
     if status == 0 and summary.mean_reward is None:
         status = 1
     raise typer.Exit(status)
+
+
+def _host(python: Path | None, processes: int, variables: list[str]) -> HostConfig | None:
+    """Return how environments of others are run. Variables are named, lest their values be in the shell's history."""
+    if python is None:
+        return None
+    missing = [name for name in variables if name not in os.environ]
+    if missing:
+        raise typer.BadParameter(f"{missing[0]} is not set", param_hint="--variable")
+    passed = {name: os.environ[name] for name in variables}
+    return HostConfig(python=python.absolute(), paths=(Path.cwd(),), environment=passed, processes=processes)
 
 
 async def _run(environment: Environment, plan: RunPlan, settings: Settings) -> tuple[RunSummary, int]:
@@ -100,7 +117,7 @@ async def _run(environment: Environment, plan: RunPlan, settings: Settings) -> t
         return await task, 0
     except asyncio.CancelledError:
         return run.summary(), INTERRUPTED
-    except (InfrastructureFailure, ServiceRefusal) as error:
+    except (InfrastructureFailure, ServiceRefusal, UnavailableEnvironment) as error:
         typer.echo(f"attune: the run {plan.name} has ended: {error}", err=True)
         return run.summary(), 1
     finally:

@@ -6,6 +6,7 @@ import pytest
 
 from alignment.environments import open_environment as module
 from alignment.environments.episode_loop import LoopEnvironment
+from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import NoEnvironment, environment_names, open_environment
 from alignment.environments.protocols import Environment, Task
 from alignment.environments.tools.base import JsonObject
@@ -39,7 +40,7 @@ def test_class_with_the_same_methods_needs_no_base() -> None:
 def test_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[str, JsonObject]] = []
 
-    def open_scheme(rest: str, arguments: JsonObject) -> Environment:
+    def open_scheme(rest: str, arguments: JsonObject, host: HostConfig | None) -> Environment:
         opened.append((rest, arguments))
         return Faulty([])
 

@@ -97,3 +97,38 @@ def test_mistakes_of_the_user(arguments: list[str], message: str) -> None:
 
 def test_list() -> None:
     assert run(app, ["environments", "list", "--json"]).exit_code == 0
+
+
+PLAYER = "python:tests.support.openai_player:play?num_chats=3"
+PLAY = [PLAYER, "--tasks", "3", "--group", "2", "--python", sys.executable]
+
+
+@pytest.mark.usefixtures("scripted")
+async def test_function_in_another_interpreter_plays_with_its_own_client(cli_harness: Harness) -> None:
+    status, output, errors = await play(*PLAY)
+    assert status == 0 and "6 of 6 attempts, mean reward 0.750" in errors, errors
+    assert "chats 3.000" in output
+    episodes = await cli_harness.all(Episode)
+    assert sorted(row.task for row in episodes) == ["train-0", "train-0", "train-1", "train-1", "train-2", "train-2"]
+    assert {(row.num_turns, row.end_reason) for row in episodes} == {(3, "completed")}
+
+
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["python:no_module:play", "--python", sys.executable], "No module named 'no_module'"),
+        ([PLAYER, "--python", "/no/python"], "/no/python cannot be started"),
+    ],
+)
+async def test_environment_that_cannot_be_opened_ends_the_run(
+    cli_harness: Harness, options: list[str], message: str
+) -> None:
+    status, _, errors = await play(*options)
+    assert status == 1 and message in errors and "Traceback" not in errors
+    assert {row.state for row in await cli_harness.all(Episode)} <= {"ended"}
+
+
+def test_variables_of_other_interpreters_must_be_set() -> None:
+    result = run(app, ["environments", "run", *PLAY, "--variable", "NO_SUCH_VARIABLE"])
+    assert result.exit_code == 2 and "NO_SUCH_VARIABLE is not set" in result.output

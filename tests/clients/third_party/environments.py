@@ -90,11 +90,11 @@ def _run(
     return subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=seconds)
 
 
-def prepare(client: str) -> Path:
+def prepare(client: str, pins_folder: Path = HERE) -> Path:
     """Return the folder of the client's environment, which is installed if it is missing."""
-    pins = HERE / client / "requirements.txt"
+    pins = pins_folder / client / "requirements.txt"
     if not pins.exists():
-        pins = HERE / client / "package-lock.json"
+        pins = pins_folder / client / "package-lock.json"
     folder = CACHE / f"{client}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
     if (folder / "complete").exists():
         return folder

@@ -1,0 +1,97 @@
+"""verifiers 0.1 (`load_environment`): environments with a loop of their own. Runs where `verifiers` is installed.
+
+A task is a row of the environment's data set, in the order that the seed decides. The reward is that of its rubric,
+limited to -1 and 1.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import verifiers
+from openai import AsyncOpenAI
+from verifiers.clients import OpenAIChatCompletionsClient
+
+MAX_RETRIES = 2  # of a chat
+TRAIN = "train"
+LIMITS = {  # what a refusal of the service, or an error of verifiers, contains → the reason of the end
+    "episode_max_turns": "max_turns",
+    "episode_max_tokens": "max_tokens",
+    "episode_deadline": "deadline",
+    "episode_idle_timeout": "deadline",
+    "OverlongPromptError": "max_tokens",
+}
+STOPS = {  # the stop condition → the reason of the end
+    "max_turns_reached": "max_turns",
+    "max_total_completion_tokens_reached": "max_tokens",
+    "prompt_too_long": "max_tokens",
+}
+MISTAKES = ("InvalidModelResponseError", "EmptyModelResponseError", "ToolParseError", "ToolCallError")
+
+
+class VerifiersEnvironment:
+    """An environment of verifiers."""
+
+    def __init__(self, environment: verifiers.Environment) -> None:
+        if environment.requires_group_rollouts:
+            raise ValueError("it scores groups of rollouts, which are no attempts by themselves")
+        self._environment = environment
+
+    def tasks(self, split: str, seed: int, start: int, count: int) -> list[dict[str, object]]:
+        """Return the rows of the split: "train", or the data set for evaluation for any other."""
+        order = list(range(len(self._dataset(split))))
+        random.Random(seed).shuffle(order)
+        return [
+            {"id": f"{split}-{row}", "data": {"split": split, "row": row}, "seed": seed}
+            for row in order[start : start + count]
+        ]
+
+    async def run(self, episode: str, task: Mapping[str, object], agent: Mapping[str, object]) -> dict[str, object]:
+        """Play one attempt with the agent."""
+        data, limits, headers = task["data"], agent["limits"], agent["headers"]
+        assert isinstance(data, dict) and isinstance(limits, dict) and isinstance(headers, dict)
+        row = dict(self._dataset(data["split"])[data["row"]])
+        sampling = dict(self._environment.sampling_args or {})
+        if limits.get("max_reply_tokens"):
+            sampling["max_tokens"] = limits["max_reply_tokens"]
+        async with AsyncOpenAI(
+            base_url=str(agent["base_url"]),
+            api_key=str(agent["api_key"]),
+            default_headers=headers,
+            timeout=limits["deadline_seconds"],
+            max_retries=MAX_RETRIES,
+        ) as client:
+            result = await self._environment.run_rollout(
+                row, OpenAIChatCompletionsClient(client), str(agent["model"]), sampling
+            )
+        metrics = {name: float(value) for name, value in (result["metrics"] or {}).items()}
+        reward = max(-1.0, min(1.0, float(result["reward"])))
+        return {"reward": reward, "metrics": metrics | {"score": result["reward"]}, "reason": self._reason(result)}
+
+    def _reason(self, result: Mapping[str, object]) -> str:
+        """Return why the rollout ended. Raises RuntimeError if the environment or its host has failed."""
+        if result.get("error"):
+            error = str(result["error"])
+            for text, reason in LIMITS.items():
+                if text in error:
+                    return reason
+            if any(name in error for name in MISTAKES):
+                return "failed"
+            raise RuntimeError(error)
+        stop = str(result.get("stop_condition"))
+        if stop == "max_turns_reached" and getattr(self._environment, "max_turns", 1) == 1:
+            return "completed"  # an environment of one turn
+        return STOPS.get(stop, "completed")
+
+    def _dataset(self, split: str) -> verifiers.types.Dataset:
+        if split == TRAIN:
+            return self._environment.get_dataset()
+        if self._environment.build_eval_dataset() is None:
+            raise ValueError(f"it has no data set for evaluation, so there is no split {split!r}")
+        return self._environment.get_eval_dataset()
+
+
+def open_environment(name: str, arguments: dict[str, object]) -> VerifiersEnvironment:
+    """Return the environment that is installed under this name."""
+    return VerifiersEnvironment(verifiers.load_environment(name, **arguments))
