@@ -16,12 +16,12 @@ from uuid import uuid4
 
 from alignment.trainer.base_probe import BaseProbe
 from app.core.settings import Settings
+from app.engines.fleet import list_ready_engines
 from app.inference.engine import EngineClient
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine
-from app.policies.service import list_ready_engines
 from app.training.base_parity import ParityRecord, write_parity
 from workers.context import WorkerContext
 from workers.release.verify_delivery import max_logprob_difference, probe_tolerance

@@ -14,6 +14,7 @@ from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.datasets import removal
+from app.engines import fleet, inventory
 from app.feedback import settled_votes, token_counts
 from app.inference.engine import EngineClient
 from app.inference.keys import load_engine_keys
@@ -44,12 +45,11 @@ from app.models import (
     VersionState,
 )
 from app.ops import audit_chain, webhook_events, webhooks
-from app.policies import service
 from app.training import feedback_density, rollouts, sample_totals
 from workers import retention
 from workers.feedback.ended_episodes import is_unprocessed
 from workers.queue.leased_job import is_due
-from workers.release import adapter_sync, engine_inventory, publish, weight_swap
+from workers.release import adapter_sync, publish, weight_swap
 from workers.training import batches, reward_model_fits
 
 log = logging.getLogger("attune.reconcile")
@@ -178,7 +178,7 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
             )
         )
         needed = in_use | await _wanted_names(session, settings)
-        engines = await service.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
     async with EnginePool(load_engine_keys(settings)) as pool:
         for engine in engines:
             client = pool.get(engine)
@@ -188,8 +188,7 @@ async def unload_unused_adapters(db: Database, settings: Settings) -> None:
 
 async def _wanted_names(session: AsyncSession, settings: Settings) -> set[str | None]:
     return {
-        version.adapter_name
-        for version in await engine_inventory.wanted_versions(session, settings.release.keep_versions)
+        version.adapter_name for version in await inventory.wanted_versions(session, settings.release.keep_versions)
     }
 
 
@@ -210,10 +209,10 @@ async def _unload(db: Database, settings: Settings, client: EngineClient, engine
     """Stop routing to the adapter in the transaction that finds it unwanted, wait for late requests, then unload it."""
     async with db.write() as session:
         # Locked before the check, so that no deployment can point to the adapter in between.
-        current = await engine_inventory.lock_engine(session, engine)
+        current = await inventory.lock_engine(session, engine)
         if current is None or name in await _wanted_names(session, settings):
             return
-        await engine_inventory.record_adapters(session, engine, removed=name)
+        await inventory.record_adapters(session, engine, removed=name)
     await asyncio.sleep(UNLOAD_DELAY_FACTOR * settings.server.route_cache_seconds)
     try:
         await client.unload_adapter(name)

@@ -30,6 +30,7 @@ from app.deployments.schemas import (
     ShadowView,
 )
 from app.deployments.version_router import VersionRouter
+from app.engines import fleet
 from app.models import AuditAction, ConversationRouting, Deployment, Engine, Pin, PinKind, Policy, Version
 from app.policies import repository
 from app.policies import service as policies
@@ -196,7 +197,7 @@ async def set_pin(context: OperatedPolicyDep, body: Annotated[PinRequest, json_b
     async with _change(context) as (session, policy):
         limit = limits_of(context.request, context.caller).pins
         pin, version = await pins.set_pin(session, policy, body, actor=context.actor, limit=limit)
-        engines = await policies.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
     return _view_pin(policy, pin, version, engines)
 
 
@@ -210,7 +211,7 @@ async def list_pins(
     """Return the policy's pins, by id."""
     async with context.read() as (session, policy):
         rows = await pins.list_pins(session, policy.id, kind, after, limit)
-        engines = await policies.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
     return Page.from_rows([_view_pin(policy, pin, version, engines) for pin, version in rows], limit)
 
 
@@ -290,7 +291,7 @@ def _view_pin(policy: Policy, pin: Pin, version: Version, engines: list[Engine])
         pin,
         policy=policy.name,
         version=version_name(policy, version),
-        loaded=any(policies.is_loaded(engine, version) for engine in engines),
+        loaded=any(fleet.is_loaded(engine, version) for engine in engines),
         created_by=pin.actor,
     )
 

@@ -20,6 +20,7 @@ from app.core.database import now
 from app.core.errors import Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
+from app.engines.fleet import is_loaded_on_quorum, list_ready_engines
 from app.models import SERVED_TRAFFIC, AuditAction, Deployment, Policy, Version, VersionState
 from app.policies import repository
 from app.policies.references import version_name
@@ -27,8 +28,6 @@ from app.policies.repository import descends_from
 from app.policies.service import (
     Attribution,
     audit_policy,
-    is_loaded_on_quorum,
-    list_ready_engines,
     lock_policy,
     require_files,
 )

@@ -29,6 +29,8 @@ from app.core.cache import SingleFlightCache
 from app.core.database import Database
 from app.core.errors import AttuneError, NotFound, Unavailable, require_row
 from app.deployments.traffic import Branch, find_branch, read_branches
+from app.engines import load_errors
+from app.engines.fleet import is_loaded
 from app.models import (
     ANSWERING,
     ConversationRouting,
@@ -42,9 +44,7 @@ from app.models import (
     Version,
     VersionState,
 )
-from app.policies import load_errors
 from app.policies.references import format_reference, parse_reference
-from app.policies.service import is_loaded
 
 # Versions in these states never answer a request, whatever it names.
 NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)

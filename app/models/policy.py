@@ -226,8 +226,8 @@ class Engine(Base):
     swapping_until: Mapped[float | None] = mapped_column(doc="until when its weights are being swapped, if they are")
     heartbeat_at: Mapped[float | None]
     load_crashes: Mapped[dict[str, Any] | None] = mapped_column(
-        doc="by adapter: how often in a row it ended while it loaded it, see app/policies/load_errors.py"
+        doc="by adapter: how often in a row it ended while it loaded it, see app/engines/load_errors.py"
     )
     reason: Mapped[str | None] = mapped_column(
-        doc="why it is down; otherwise the versions that it could not load, see app/policies/load_errors.py"
+        doc="why it is down; otherwise the versions that it could not load, see app/engines/load_errors.py"
     )

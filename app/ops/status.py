@@ -17,6 +17,7 @@ from app.core.database import database_time
 from app.core.draining_server import is_draining
 from app.core.errors import ERROR_RESPONSES, Unavailable
 from app.core.http import settings_of
+from app.engines import fleet, load_errors
 from app.feedback.unmatched import list_unmatched
 from app.models import (
     ANSWERING,
@@ -34,7 +35,7 @@ from app.models import (
 )
 from app.models.audit import IS_EVENT
 from app.policies import endpoints as policies
-from app.policies import load_errors, repository, service
+from app.policies import repository
 from app.projects.auth import DatabaseDep, ViewingCaller
 from app.training.reward_models import summarize
 from app.training.sample_totals import WAITING_STATES, count_waiting
@@ -147,14 +148,14 @@ async def readyz(request: Request, db: DatabaseDep) -> dict[str, object]:
         raise Unavailable("This process is stopping.")
     settings = settings_of(request)
     async with db.read() as session:
-        engines = await service.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
         serving = await session.scalars(
             select(Version)
             .join(Deployment, Deployment.version_id == Version.id)
             .join(Policy, Policy.id == Version.policy_id)
             .where(Policy.state.in_(ANSWERING))
         )
-        held = {version: any(service.is_loaded(engine, version) for engine in engines) for version in serving}
+        held = {version: any(fleet.is_loaded(engine, version) for engine in engines) for version in serving}
         # A damaged version is the fault of its own files: as long as another one is served, the API takes traffic.
         failed = {name for engine in engines for name in load_errors.read(engine)} if any(held.values()) else set()
         unloadable = [version for version, is_held in held.items() if not is_held and version.adapter in failed]
@@ -177,4 +178,4 @@ async def _is_swapping(session: AsyncSession, engines: Sequence[Engine], seconds
     if changed_at is not None and time - changed_at < seconds:
         return True
     swapping = any(engine.swapping_until is not None and engine.swapping_until > time for engine in engines)
-    return swapping or any([await service.is_verifying(session, engine) for engine in engines])
+    return swapping or any([await fleet.is_verifying(session, engine) for engine in engines])

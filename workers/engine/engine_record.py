@@ -7,10 +7,9 @@ from sqlalchemy import ColumnElement, case, exists, select, update
 
 from app.core.database import Database, now
 from app.core.settings import Settings
+from app.engines import inventory, load_errors
 from app.models import Engine, EngineState, Version, VersionState
-from app.policies import load_errors
 from workers.engine.version_files import VersionRef
-from workers.release import engine_inventory
 from workers.stage_metrics import ENGINE_LOAD_CRASHES, ENGINE_STARTS, ENGINE_UP
 
 
@@ -42,8 +41,8 @@ class DatabaseEngineRecord:
     async def read_wanted_versions(self) -> list[VersionRef]:
         async with self._db.read() as session:
             if self._settings.trainer.adaptation == "full":
-                return _weights_refs(await engine_inventory.serving_version(session))
-            wanted = await engine_inventory.wanted_versions(session, self._settings.release.keep_versions)
+                return _weights_refs(await inventory.serving_version(session))
+            wanted = await inventory.wanted_versions(session, self._settings.release.keep_versions)
             engine = await session.get_one(Engine, self._settings.engine.name)
         versions = [version for version in wanted if version.state != VersionState.TRAINED]  # evaluate loads those
         return [
@@ -66,9 +65,9 @@ class DatabaseEngineRecord:
         """
         is_full = self._settings.trainer.adaptation == "full"
         async with self._db.write() as session:
-            required = await engine_inventory.serving_adapter_names(session)
+            required = await inventory.serving_adapter_names(session)
             if is_full:
-                required |= {ref.name for ref in _weights_refs(await engine_inventory.serving_version(session))}
+                required |= {ref.name for ref in _weights_refs(await inventory.serving_version(session))}
             engine = await session.get_one(Engine, self._settings.engine.name, with_for_update=True)
             if engine.incarnation != incarnation:
                 return False

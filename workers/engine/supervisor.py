@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.engines import load_errors
 from app.inference.engine import EngineClient
 from app.inference.pool import connect
 from app.inference.transport import EngineRefused, EngineUnavailable
-from app.policies import load_errors
 from workers.engine.process import EngineProcess, EngineSpec
 from workers.engine.version_files import VersionOpener, VersionRef
 

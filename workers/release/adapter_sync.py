@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from alignment.errors import DamagedAdapter
 from app.core.database import Database
 from app.core.settings import Settings
+from app.engines import fleet, inventory, load_errors
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version, VersionState
-from app.policies import load_errors, service
 from workers.queue.leased_job import backoff
-from workers.release import engine_inventory
 from workers.release.verify_delivery import NotDelivered, Timings, load_and_verify, prepare_adapter
 
 log = logging.getLogger("attune.adapter_sync")
@@ -33,11 +32,11 @@ async def sync_adapters(db: Database, settings: Settings) -> None:
     Serving versions that no engine holds come first. One engine that hangs delays the others by a few seconds at most.
     """
     async with db.read() as session:
-        engines = await service.list_ready_engines(session)
-        serving = await engine_inventory.serving_adapter_names(session)
+        engines = await fleet.list_ready_engines(session)
+        serving = await inventory.serving_adapter_names(session)
         wanted = [
             version
-            for version in await engine_inventory.wanted_versions(session, settings.release.keep_versions)
+            for version in await inventory.wanted_versions(session, settings.release.keep_versions)
             if version.state not in LOADED_BY_EVALUATE
         ]
     unserved = {name for name in serving if not any(name in engine.loaded for engine in engines)}
@@ -47,7 +46,7 @@ async def sync_adapters(db: Database, settings: Settings) -> None:
         engine.name: [
             version
             for version in wanted
-            if not service.is_loaded(engine, version)
+            if not fleet.is_loaded(engine, version)
             and not _has_crashed(engine, version)
             and (version.adapter_name in unserved or not _is_backing_off(_load_key(engine, version)))
         ]
@@ -79,11 +78,11 @@ async def _load_missing(
             if isinstance(error, EngineUnavailable | TimeoutError):
                 return  # the other versions would fail as well
             async with db.write() as session:
-                await engine_inventory.record_load_error(session, engine, version.adapter_name or "", str(error))
+                await inventory.record_load_error(session, engine, version.adapter_name or "", str(error))
             continue
         FAILED_LOADS.pop(key, None)
         async with db.write() as session:
-            await engine_inventory.record_adapters(session, engine, added=version.adapter_name)
+            await inventory.record_adapters(session, engine, added=version.adapter_name)
 
 
 async def _clear_outdated_errors(db: Database, engines: Sequence[Engine], wanted: set[str]) -> None:
@@ -91,7 +90,7 @@ async def _clear_outdated_errors(db: Database, engines: Sequence[Engine], wanted
     for engine in engines:
         if outdated := load_errors.read(engine).keys() - wanted:
             async with db.write() as session:
-                await engine_inventory.clear_load_errors(session, engine, outdated)
+                await inventory.clear_load_errors(session, engine, outdated)
 
 
 def _has_crashed(engine: Engine, version: Version) -> bool:

@@ -17,14 +17,15 @@ from app.core.request_log import log_fields
 from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
+from app.engines import fleet, inventory
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import ANSWERING, Engine, Policy, Version, VersionState
-from app.policies import repository, service
+from app.policies import repository
 from app.policies.overrides import effective_settings
 from app.training import kl_guard
-from workers.release import engine_inventory, publish, weight_swap
+from workers.release import publish, weight_swap
 from workers.release.gates import GateRunner
 from workers.release.verify_delivery import Timings, VerificationResult, check_files, verify_on_engines
 from workers.stage_metrics import EVALUATIONS
@@ -49,7 +50,7 @@ async def _claim_and_evaluate(db: Database, settings: Settings, owner: str, vers
     """Evaluate the version if no other worker does. Return whether it was verified."""
     seconds = settings.workers.lease_seconds
     async with db.write() as session:
-        engines = await service.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
         if not engines:
             return False  # the reconciler enqueues it again when an engine is ready
         states = (VersionState.TRAINED,)
@@ -90,7 +91,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
                 result = await weight_swap.verify_on_engines_in_turn(db, settings, pool, engines, version, timings)
             else:
                 result = await verify_on_engines(pool, engines, version, settings, timings)
-            if not service.has_quorum(result.verified_engines, engines):
+            if not fleet.has_quorum(result.verified_engines, engines):
                 return await _reject_or_retry(db, settings, version, result, engines)
             gates.client = pool.get(result.verified_engines[0])
             with timings.measure("gates"):
@@ -112,7 +113,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
     async with db.write() as session:  # verified and published in one transaction
         policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
         for engine in result.verified_engines:
-            await engine_inventory.record_adapters(session, engine, added=version.adapter)
+            await inventory.record_adapters(session, engine, added=version.adapter)
         await _finish(session, version, VersionState.VERIFIED, **values)
         serves_users = await publish.try_publish(session, settings, policy, version.id)
     EVALUATIONS.labels("verified").inc()
@@ -160,7 +161,7 @@ async def _reject(
         policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
         await _finish(session, version, VersionState.REJECTED, reason=reason)
         for engine in engines:
-            await engine_inventory.record_adapters(session, engine, added=version.adapter)
+            await inventory.record_adapters(session, engine, added=version.adapter)
         row = await repository.get_version(session, version.id)
         await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, guard=guard)
     return False

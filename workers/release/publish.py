@@ -18,6 +18,7 @@ from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.deployments import comparison
 from app.deployments import service as deployment_service
+from app.engines import fleet
 from app.models import ANSWERING, Deployment, Policy, Version, VersionState
 from app.policies import references, repository, service
 from app.policies.overrides import effective_settings
@@ -67,7 +68,7 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
     policy's lock, so there is one publisher at a time.
     """
     version = await session.get_one(Version, version_id, populate_existing=True)
-    engines = await service.list_ready_engines(session)
+    engines = await fleet.list_ready_engines(session)
     if version.state not in PUBLISHABLE_STATES or policy.state not in ANSWERING or not engines:
         return False  # the reconciler enqueues it again when an engine is ready
     if policy.head_version_id != version.id:
@@ -82,7 +83,7 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
         return False
     if deployment.canary_version_id is not None and (canary_config is not None or deployment.canary_watched):
         return False  # the canary is compared with the serving version; the reconciler tries again when it has ended
-    if not service.is_loaded_on_quorum(version, engines):
+    if not fleet.is_loaded_on_quorum(version, engines):
         version.state = VersionState.TRAINED  # an engine came back without it: load and verify it there first
         enqueue_after_commit(session, "evaluate")
         return False
@@ -175,7 +176,7 @@ async def _apply_to_canary(session: AsyncSession, policy_id: str, run: CanaryRun
     if decision.action == "roll_back":
         await deployment_service.abort_canary(session, policy, by)
     else:
-        if not service.is_loaded_on_quorum(version, await service.list_ready_engines(session)):
+        if not fleet.is_loaded_on_quorum(version, await fleet.list_ready_engines(session)):
             return False  # too few engines hold it at the moment; the next reconcile checks again
         await deployment_service.promote_canary(session, policy, version, by)
     canary_log.info("%s: %s, %s", references.version_name(policy, version), decision.action, decision.reason)

@@ -17,11 +17,11 @@ from alignment.artifacts.manifest import FileEntry, read_manifest
 from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
+from app.engines import fleet
 from app.inference.engine import AdapterPayload, EngineClient
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version
-from app.policies import service
 from workers.base_model import check_version
 
 log = logging.getLogger("attune.evaluate")
@@ -105,7 +105,7 @@ async def verify_on_engines(
                 break
             for task in finished:
                 _record_result(result, pending.pop(task), task, version)
-            if deadline is None and service.has_quorum(result.verified_engines, engines):
+            if deadline is None and fleet.has_quorum(result.verified_engines, engines):
                 deadline = time.perf_counter() + GRACE_SECONDS
     finally:
         for task in pending:

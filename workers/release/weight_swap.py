@@ -19,14 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.errors import DamagedAdapter
 from app.core.database import Database, now
 from app.core.settings import Settings
+from app.engines import fleet, inventory
 from app.inference.engine import BASE_WEIGHTS, EngineClient
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import REQUESTED, Engine, Rollout, Turn, TurnState, Version
-from app.policies import service
 from workers.base_model import model_dir
-from workers.release import engine_inventory
 from workers.release.verify_delivery import (
     EngineUnreachable,
     NotDelivered,
@@ -56,8 +55,8 @@ async def verify_on_engines_in_turn(
     The other engines keep the serving version.
     """
     result = VerificationResult()
-    for engine in sorted(engines, key=lambda engine: not service.is_loaded(engine, version)):
-        if service.has_quorum(result.verified_engines, engines):
+    for engine in sorted(engines, key=lambda engine: not fleet.is_loaded(engine, version)):
+        if fleet.has_quorum(result.verified_engines, engines):
             break
         try:
             await swap_weights(db, settings, pool.get(engine), engine, version, timings)
@@ -77,11 +76,11 @@ async def sync_weights(db: Database, settings: Settings) -> None:
     Engines are swapped in turn, so that the first can answer for all while the others are swapped.
     """
     async with db.read() as session:
-        version = await engine_inventory.serving_version(session)
+        version = await inventory.serving_version(session)
         outdated = [
-            engine for engine in await service.list_ready_engines(session) if not service.is_loaded(engine, version)
+            engine for engine in await fleet.list_ready_engines(session) if not fleet.is_loaded(engine, version)
         ]
-        outdated = [engine for engine in outdated if not await service.is_verifying(session, engine)]
+        outdated = [engine for engine in outdated if not await fleet.is_verifying(session, engine)]
     if not outdated:
         return
     name = _weights_name(version)
@@ -101,8 +100,8 @@ async def sync_weights(db: Database, settings: Settings) -> None:
 
 async def has_outdated_engine(session: AsyncSession) -> bool:
     """Return whether a ready engine does not hold the serving version."""
-    version = await engine_inventory.serving_version(session)
-    return any(not service.is_loaded(engine, version) for engine in await service.list_ready_engines(session))
+    version = await inventory.serving_version(session)
+    return any(not fleet.is_loaded(engine, version) for engine in await fleet.list_ready_engines(session))
 
 
 async def swap_weights(
@@ -117,14 +116,14 @@ async def swap_weights(
     was_abandoned = engine.swapping_until is not None
     if not was_abandoned:
         await require_reachable(client)
-    if service.is_loaded(engine, version):
+    if fleet.is_loaded(engine, version):
         with timings.measure("verify"):
             await _verify_weights(client, version, settings, timings)
         return
     with timings.measure("exchange"):
         async with SwapLease(db, engine, settings.workers.lease_seconds) as lease:
             async with db.read() as session:
-                previous = await engine_inventory.version_with_weights(session, version.policy_id, engine.weights)
+                previous = await inventory.version_with_weights(session, version.policy_id, engine.weights)
             with timings.measure("drain"):
                 previous_scores = None if was_abandoned else await _score_previous(db, client, previous, version)
                 await _wait_for_open_turns(db, settings, engine)

@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from alignment.artifacts.specs import ADAPTER
+from app.engines import load_errors
 from app.inference.keys import load_engine_keys
 from app.models import Audit, Engine, Version
-from app.policies import load_errors
 from app.projects.service import create_project
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import DEMO_MODEL, REPOSITORY, engine_spec

@@ -3,8 +3,8 @@
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.engines import load_errors
 from app.models import ANSWERING, ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, Pin, Policy, Version
-from app.policies import load_errors
 
 
 async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
