@@ -49,7 +49,8 @@ from app.training import feedback_density, rollouts, sample_totals
 from workers import retention
 from workers.feedback.ended_episodes import is_unprocessed
 from workers.queue.leased_job import is_due
-from workers.release import adapter_sync, publish, weight_swap
+from workers.release import adapter_sync, publish
+from workers.release.delivery.choice import delivery_of
 from workers.training import batches, reward_model_fits
 
 log = logging.getLogger("attune.reconcile")
@@ -98,7 +99,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
 async def _enqueue_tasks(db: Database, settings: Settings) -> None:
     async with db.read() as session:
         tasks = await _tasks_with_work(session, settings)
-        if settings.trainer.adaptation == "full" and await weight_swap.has_outdated_engine(session):
+        if await delivery_of(settings).has_outdated_engine(session):
             tasks.append("evaluate")
     if tasks:
         async with db.write() as session:

@@ -242,7 +242,7 @@ async def require_untainted(session: AsyncSession, policy: Policy, version: Vers
 
 async def _require_loaded(session: AsyncSession, policy: Policy, version: Version, serving: Version) -> None:
     """Raise Conflict if too few ready engines have loaded `version`; full weights are loaded after the release."""
-    if version.full_weights or serving.full_weights:
+    if version.weights != serving.weights:  # of what each engine holds only one
         enqueue_after_commit(session, "evaluate")
         return
     engines = await list_ready_engines(session, lock=True)

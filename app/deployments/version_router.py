@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, exists, or_, select
+from sqlalchemy import ColumnElement, Executable, SQLColumnExpression, and_, bindparam, case, exists, or_, select
 from sqlalchemy.engine import Connection
-from sqlalchemy.orm import InstrumentedAttribute, aliased
+from sqlalchemy.orm import aliased
 
 from app.core.cache import SingleFlightCache
 from app.core.database import Database
@@ -373,14 +373,14 @@ def _resolved_model(row: Any, names_version: bool) -> ResolvedModel:
     return ResolvedModel(**{name: getattr(row, name) for name in MODEL_COLUMNS}, created_at=created_at)
 
 
-MODEL_COLUMNS: dict[str, ColumnElement[Any] | InstrumentedAttribute[Any]] = {  # by field of ResolvedModel
+MODEL_COLUMNS: dict[str, SQLColumnExpression[Any]] = {  # by field of ResolvedModel
     "policy": Policy.name,
     "policy_id": Policy.id,
     "base_model": Policy.base_model,
     "version_id": Version.id,
     "number": Version.number,
-    "adapter": case((~Version.full_weights, Version.adapter_name)),
-    "weights": case((Version.full_weights, Version.adapter_name)),
+    "adapter": Version.adapter,
+    "weights": Version.weights,
     "state": Version.state,
 }
 

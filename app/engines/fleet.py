@@ -70,5 +70,5 @@ async def is_verifying(session: AsyncSession, engine: Engine) -> bool:
     pending = or_(
         Version.state == VersionState.VERIFIED, (Version.state == VersionState.TRAINED) & ~lease_is_free(Version)
     )
-    query = select(exists().where(Version.adapter_name == engine.weights, Version.full_weights, pending))
+    query = select(exists().where(Version.weights == engine.weights, pending))
     return engine.swapping_until is None and bool(await session.scalar(query))

@@ -3,7 +3,8 @@
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false
+from sqlalchemy import ColumnElement, ForeignKey, Index, String, UniqueConstraint, case, false
+from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
@@ -139,15 +140,25 @@ class Version(Entity, LeaseMixin, Base):
         ),
     )
 
-    @property
+    @hybrid_property
     def adapter(self) -> str | None:
         """The adapter that a request to an engine names. None for the base model and for full weights."""
         return None if self.full_weights else self.adapter_name
 
-    @property
+    @adapter.inplace.expression
+    @classmethod
+    def _adapter_in_sql(cls) -> ColumnElement[str | None]:
+        return case((~cls.full_weights, cls.adapter_name))
+
+    @hybrid_property
     def weights(self) -> str | None:
         """The version whose full weights the engine must have. None for the base model's weights."""
         return self.adapter_name if self.full_weights else None
+
+    @weights.inplace.expression
+    @classmethod
+    def _weights_in_sql(cls) -> ColumnElement[str | None]:
+        return case((cls.full_weights, cls.adapter_name))
 
 
 class Deployment(Base):

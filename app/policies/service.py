@@ -6,7 +6,6 @@ from sqlalchemy import null, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import Conflict, require_row
-from app.core.settings import Settings
 from app.engines import fleet
 from app.models import (
     ANSWERING,
@@ -85,10 +84,3 @@ def require_files(policy: Policy, version: Version) -> None:
     if version.pruned_at is not None:
         message = f"The files of {version_name(policy, version)} are deleted: it can no longer be deployed."
         raise Conflict(message, code="version_pruned")
-
-
-def require_adapters(settings: Settings, feature: str) -> None:
-    """Raise Conflict where versions are full weights: `feature` needs several versions on one engine."""
-    if settings.trainer.adaptation == "full":
-        message = f"{feature} needs several versions on one engine, and an engine holds one version of full weights."
-        raise Conflict(message, code="full_weights")

@@ -92,7 +92,7 @@ async def run_deployment(kind: str, *, replicas: int, apis: int, **overrides: An
             task_sender = TaskSender(make_celery(settings.broker.url, settings.broker_dir))
             db = Database(url, task_sender)
             async with db.write() as session:
-                key = await bootstrap(session, settings.policy, settings.model, settings.trainer.adaptation)
+                key = await bootstrap(session, settings.policy, settings.model)
             async with db.read() as session:
                 policy_id = await session.scalar(select(Policy.id))
             assert key is not None and policy_id is not None

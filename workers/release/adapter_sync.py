@@ -14,7 +14,8 @@ from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Version, VersionState
 from workers.queue.leased_job import backoff
-from workers.release.verify_delivery import NotDelivered, Timings, load_and_verify, prepare_adapter
+from workers.release.delivery.adapters import load_and_verify, prepare_adapter
+from workers.release.verify_delivery import NotDelivered, Timings
 
 log = logging.getLogger("attune.adapter_sync")
 # The evaluate stage loads these, and only there may a version be rejected for what an engine answers.

@@ -1,6 +1,5 @@
 """Evaluate trained versions: load under its own name, verify delivery, run the gates, and publish at once."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import DamagedAdapter
-from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
 from app.core import leases
 from app.core.database import Database
 from app.core.request_log import log_fields
@@ -25,9 +23,10 @@ from app.models import ANSWERING, Engine, Policy, Version, VersionState
 from app.policies import repository
 from app.policies.overrides import effective_settings
 from app.training import kl_guard
-from workers.release import publish, weight_swap
+from workers.release import publish
+from workers.release.delivery.choice import delivery_of
 from workers.release.gates import GateRunner
-from workers.release.verify_delivery import Timings, VerificationResult, check_files, verify_on_engines
+from workers.release.verify_delivery import Timings, VerificationResult
 from workers.stage_metrics import EVALUATIONS
 
 log = logging.getLogger("attune.evaluate")
@@ -35,8 +34,7 @@ log = logging.getLogger("attune.evaluate")
 
 async def evaluate(db: Database, settings: Settings, owner: str) -> int:
     """Evaluate every trained version, the projects taking turns. Return how many were verified."""
-    if settings.trainer.adaptation == "full":
-        await weight_swap.sync_weights(db, settings)
+    await delivery_of(settings).sync(db, settings)
     async with db.read() as session:
         trained = select(Policy.project_id, Version.id).join(Policy, Policy.id == Version.policy_id)
         is_waiting = (Version.state == VersionState.TRAINED, Policy.state.in_(ANSWERING))
@@ -67,8 +65,8 @@ async def _claim_and_evaluate(db: Database, settings: Settings, owner: str, vers
     except leases.LeaseLost as error:
         log.warning("the evaluation was ended: %s", error)
         return False
-    if settings.trainer.adaptation == "full" and not is_verified:  # an engine may hold it: load what serves again
-        await weight_swap.sync_weights(db, settings)
+    if not is_verified:  # an engine may hold it in the place of what serves
+        await delivery_of(settings).sync(db, settings)
     return is_verified
 
 
@@ -79,33 +77,26 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
         return await _reject(db, version, "training returned to another version before this one was verified")
     if (reason := kl_guard.describe_violation(version, settings)) is not None:
         return await _reject(db, version, reason, guard=settings)
+    delivery = delivery_of(settings)
     timings = Timings({"export": version.timings["export"]})
     async with EnginePool(load_engine_keys(settings)) as pool:
         try:
             gates = GateRunner(db, settings, pool.get(engines[0]), policy, version)
-            if version.full_weights:  # a swap holds chats up, so the gates that need no engine come first
-                with timings.measure("check"):
-                    await asyncio.to_thread(check_files, version, settings)
-                if (refusal := await gates.first_refusal(MetricGate, FunctionGate)) is not None:
-                    return await _reject(db, version, refusal, guard=settings)
-                result = await weight_swap.verify_on_engines_in_turn(db, settings, pool, engines, version, timings)
-            else:
-                result = await verify_on_engines(pool, engines, version, settings, timings)
+            await delivery.check(version, settings, timings)
+            if (refusal := await gates.first_refusal(delivery.gates_before)) is not None:
+                return await _reject(db, version, refusal, guard=settings)
+            result = await delivery.verify(db, settings, pool, engines, version, timings)
             if not fleet.has_quorum(result.verified_engines, engines):
                 return await _reject_or_retry(db, settings, version, result, engines)
             gates.client = pool.get(result.verified_engines[0])
             with timings.measure("gates"):
-                refusal = await gates.first_refusal(*([PromptsGate] if version.full_weights else []))
+                refusal = await gates.first_refusal(delivery.gates_after)
         except DamagedAdapter as error:
             return await _reject(db, version, f"DamagedAdapter: {error}", engines)
         except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: the gate has decided nothing
             log.warning("%s waits: %s", version.adapter_name, error)
-            if (
-                version.full_weights and version.attempt >= settings.workers.max_attempts
-            ):  # each attempt costs two weight swaps
-                reason = f"its gates could not be reached in {version.attempt} attempts: {error}"
-                return await _reject(db, version, reason, engines)
-            return await _release_claim(db, version, counts=version.full_weights)
+            reason = f"its gates could not be reached in {version.attempt} attempts: {error}"
+            return await _retry(db, settings, version, reason, engines, counts=delivery.counts_unreached_gates)
     if refusal is not None:
         return await _reject(db, version, refusal, engines, guard=settings)
     values = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.metrics}, "attempt": 0}
@@ -133,13 +124,16 @@ async def _reject_or_retry(
     counts = not (result.verified_engines or result.num_unreachable)
     if (rejection := result.rejection) is not None:
         return await _reject(db, version, f"{type(rejection).__name__}: {rejection}", engines)
+    reason = f"not verified in {version.attempt} attempts: {result.errors[0]}"
+    return await _retry(db, settings, version, reason, engines, counts=counts)
+
+
+async def _retry(
+    db: Database, settings: Settings, version: Version, reason: str, engines: list[Engine], *, counts: bool
+) -> Literal[False]:
+    """Leave the version for another attempt, or reject it for `reason` after the last one that counts. Return False."""
     if counts and version.attempt >= settings.workers.max_attempts:
-        return await _reject(db, version, f"not verified in {version.attempt} attempts: {result.errors[0]}", engines)
-    return await _release_claim(db, version, counts=counts)
-
-
-async def _release_claim(db: Database, version: Version, *, counts: bool) -> Literal[False]:
-    """Leave the version for another attempt; `counts` tells whether this one is counted. Return False."""
+        return await _reject(db, version, reason, engines)
     EVALUATIONS.labels("retried").inc()
     attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:

@@ -11,6 +11,7 @@ from alignment.signals.verifiers import RIGHT
 from alignment.tolerance import exceeds
 from app.core.database import Database
 from app.core.settings import Settings
+from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
 from app.inference.engine import EngineClient
 from app.inference.request import ChatCall, Sampling
@@ -18,6 +19,7 @@ from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Dataset, DatasetKind, DatasetRow, Policy, Version, new_id
 from app.policies import references, repository
 from workers.queue.run_user_code import UserCodeError, run_user_code
+from workers.release.delivery.base import GateKinds
 from workers.rollouts import prompt_sets
 
 MAX_CONCURRENT_PROMPTS = 8
@@ -36,14 +38,14 @@ class GateRunner:
     version: Version
     metrics: dict[str, float] = field(default_factory=dict)
 
-    async def first_refusal(self, *kinds: type[MetricGate | FunctionGate | PromptsGate]) -> str | None:
-        """Run the gates of these kinds, or all, in order. Return why the first one refuses, or None if all pass.
+    async def first_refusal(self, kinds: GateKinds) -> str | None:
+        """Run the gates of these kinds, in order. Return why the first one refuses, or None if all pass.
 
         Raises:
             EngineUnavailable: the engine failed during a prompt, which is no verdict.
         """
         for gate in self.settings.release.gates:
-            if kinds and not isinstance(gate, kinds):
+            if not isinstance(gate, kinds):
                 continue
             if isinstance(gate, MetricGate):
                 reason = gate.rejection_reason(self.version.metrics)
@@ -122,14 +124,12 @@ class GateRunner:
         )
 
     async def _complete(self, gate: PromptsGate, version: Version, row: DatasetRow) -> Capture:
+        adaptation = adaptation_of(self.settings)
         call = ChatCall(
             rid=new_id("chatcmpl"),
             messages=row.content["messages"],
             sampling=Sampling(gate.max_tokens, temperature=gate.temperature),
-            adapter=version.adapter,
-            model=references.version_name(self.policy, version),
-            extra_key=version.weights or self.policy.base_model,
-            weights=version.weights,
+            target=adaptation.target(version, self.policy.base_model, references.version_name(self.policy, version)),
             priority=PRIORITY,
         )
         try:

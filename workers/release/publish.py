@@ -25,6 +25,7 @@ from app.policies.overrides import effective_settings
 from app.training import kl_guard
 from app.training.policy_config import effective_rewards
 from workers.queue.leased_job import log_and_continue
+from workers.release.delivery.choice import delivery_of
 from workers.stage_metrics import PUBLISH_SECONDS
 
 canary_log = logging.getLogger("attune.canaries")
@@ -76,7 +77,8 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
             session, policy, version, actor="publish", reason=deployment_service.HEAD_MOVED
         )
         return False
-    canary_config = None if version.full_weights else comparison.effective_canary(policy, settings)
+    delivery = delivery_of(settings)
+    canary_config = delivery.canary(policy, settings)
     deployment = await repository.get_deployment(session, policy.id)
     if await _would_release_erased_data(session, deployment, version):
         await deployment_service.reject_version(session, policy, version, actor="publish", reason=ERASED_DATA)
@@ -87,8 +89,7 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
         version.state = VersionState.TRAINED  # an engine came back without it: load and verify it there first
         enqueue_after_commit(session, "evaluate")
         return False
-    skips_shadow = version.shadow_since is not None or version.full_weights
-    shadow_config = None if skips_shadow else comparison.effective_shadow(policy, settings)
+    shadow_config = delivery.shadow(policy, settings) if version.shadow_since is None else None
     by = service.Attribution("publish", str(version.state))
     if shadow_config is not None:
         deployment_service.start_shadow(session, policy, version, shadow_config.share, by)
@@ -98,9 +99,7 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
     else:
         await deployment_service.set_live(session, policy, version, by)
         kl_guard.record_release(session, policy, references.version_name(policy, version))
-        enqueue_after_commit(session, "reconcile", "assemble")
-        if version.full_weights:  # loads it on the other engines
-            enqueue_after_commit(session, "evaluate")
+        enqueue_after_commit(session, *delivery.tasks_after_release)
     return True
 
 

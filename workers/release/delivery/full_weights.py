@@ -1,0 +1,107 @@
+"""Deliver full weights: swap the weights of one engine after the other.
+
+An engine holds the weights of one version at a time. Verifying a version therefore takes an engine away from the
+serving version, so engines are swapped in turn, and no more of them than the version needs to go live.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from alignment.errors import DamagedAdapter
+from alignment.release.canary import CanaryConfig
+from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
+from alignment.release.shadow import ShadowConfig
+from app.core.database import Database
+from app.core.settings import Settings
+from app.engines import fleet, inventory
+from app.inference.keys import load_engine_keys
+from app.inference.pool import EnginePool
+from app.inference.transport import EngineRefused, EngineUnavailable
+from app.models import Engine, Policy, Version
+from workers.release.delivery.base import Delivery
+from workers.release.verify_delivery import EngineUnreachable, NotDelivered, Timings, VerificationResult
+from workers.release.weight_swap import EngineBusy, require_intact_weights, swap_weights, weights_name
+
+log = logging.getLogger("attune.weights")
+SWAP_ERRORS = (EngineUnavailable, EngineRefused, NotDelivered)
+
+
+class FullWeightsDelivery(Delivery):
+    """A swap holds chats up, so what needs no engine comes first, and an attempt that swapped in vain counts."""
+
+    gates_before = (MetricGate, FunctionGate)
+    gates_after = (PromptsGate,)
+    counts_unreached_gates = True
+    tasks_after_release = ("reconcile", "assemble", "evaluate")  # the last loads it on the other engines
+
+    async def check(self, version: Version, settings: Settings, timings: Timings) -> None:
+        with timings.measure("check"):
+            await require_intact_weights(version, settings)
+
+    async def verify(
+        self,
+        db: Database,
+        settings: Settings,
+        pool: EnginePool,
+        engines: Sequence[Engine],
+        version: Version,
+        timings: Timings,
+    ) -> VerificationResult:
+        """Swap and verify the version, whose files have been checked, until enough of the ready engines hold it.
+
+        The other engines keep the serving version.
+        """
+        result = VerificationResult()
+        for engine in sorted(engines, key=lambda engine: not fleet.is_loaded(engine, version)):
+            if fleet.has_quorum(result.verified_engines, engines):
+                break
+            try:
+                await swap_weights(db, settings, pool.get(engine), engine, version, timings)
+            except SWAP_ERRORS as error:
+                log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
+                result.errors.append(error)
+                result.num_unreachable += isinstance(error, EngineUnreachable | EngineBusy)
+            else:
+                result.verified_engines.append(engine)
+        result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
+        return result
+
+    async def sync(self, db: Database, settings: Settings) -> None:
+        """Load the serving version on every ready engine that has other weights and verifies no version.
+
+        Engines are swapped in turn, so that the first can answer for all while the others are swapped.
+        """
+        async with db.read() as session:
+            version = await inventory.serving_version(session)
+            outdated = [
+                engine for engine in await fleet.list_ready_engines(session) if not fleet.is_loaded(engine, version)
+            ]
+            outdated = [engine for engine in outdated if not await fleet.is_verifying(session, engine)]
+        if not outdated:
+            return
+        name = weights_name(version)
+        try:
+            await require_intact_weights(version, settings)
+        except DamagedAdapter as error:
+            log.error("%s serves, and cannot be loaded on %d engines: %s", name, len(outdated), error)
+            return
+        async with EnginePool(load_engine_keys(settings)) as pool:
+            for engine in outdated:
+                try:
+                    await swap_weights(db, settings, pool.get(engine), engine, version, Timings())
+                except SWAP_ERRORS as error:
+                    log.warning("%s is not on %s, the next reconcile tries again: %s", name, engine.name, error)
+
+    async def has_outdated_engine(self, session: AsyncSession) -> bool:
+        version = await inventory.serving_version(session)
+        return any(not fleet.is_loaded(engine, version) for engine in await fleet.list_ready_engines(session))
+
+    def canary(self, policy: Policy, settings: Settings) -> CanaryConfig | None:
+        """Return None: it needs two versions on one engine."""
+        return None
+
+    def shadow(self, policy: Policy, settings: Settings) -> ShadowConfig | None:
+        """Return None: it needs two versions on one engine."""
+        return None
