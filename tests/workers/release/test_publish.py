@@ -16,9 +16,8 @@ from app.training import kl_guard
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, logprob, serve
-from workers.reconcile import unload_unused_adapters
 from workers.release import adapter_sync
-from workers.release.adapter_sync import sync_adapters
+from workers.release.adapter_sync import sync_adapters, unload_unused_adapters
 from workers.release.delivery.adapters import verify_on_engines
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish

@@ -38,7 +38,8 @@ from tests.support.rollout_rows import HI, chat, read_rollouts, run_rollout_job,
 from tests.support.scripted_engine import ScriptedEngine
 from tests.workers.release.test_publish import create_trained_version
 from workers.curate import curate
-from workers.reconcile import reconcile, unload_unused_adapters
+from workers.reconcile import reconcile
+from workers.release.adapter_sync import unload_unused_adapters
 from workers.release.evaluate import evaluate
 from workers.release.publish import check_shadow_deployments, publish
 from workers.rollouts import chat_rollouts, rollout_queue, sampler
