@@ -24,9 +24,10 @@ from app.policies import repository
 from app.policies.overrides import effective_settings
 from app.training import kl_guard
 from workers.release import publish
+from workers.release.delivery.base import Attempt, DeliveryResult
 from workers.release.delivery.choice import delivery_of
 from workers.release.gates import GateRunner
-from workers.release.verify_delivery import Timings, VerificationResult
+from workers.release.verify_delivery import Timings
 from workers.stage_metrics import EVALUATIONS
 
 log = logging.getLogger("attune.evaluate")
@@ -82,23 +83,17 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
     async with EnginePool(load_engine_keys(settings)) as pool:
         try:
             gates = GateRunner(db, settings, pool.get(engines[0]), policy, version)
-            await delivery.check(version, settings, timings)
-            if (refusal := await gates.first_refusal(delivery.gates_before)) is not None:
-                return await _reject(db, version, refusal, guard=settings)
-            result = await delivery.verify(db, settings, pool, engines, version, timings)
-            if not fleet.has_quorum(result.verified_engines, engines):
-                return await _reject_or_retry(db, settings, version, result, engines)
-            gates.client = pool.get(result.verified_engines[0])
-            with timings.measure("gates"):
-                refusal = await gates.first_refusal(delivery.gates_after)
+            result = await delivery.deliver(Attempt(db, settings, pool, engines, version, gates, timings))
         except DamagedAdapter as error:
             return await _reject(db, version, f"DamagedAdapter: {error}", engines)
         except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: the gate has decided nothing
             log.warning("%s waits: %s", version.adapter_name, error)
             reason = f"its gates could not be reached in {version.attempt} attempts: {error}"
             return await _retry(db, settings, version, reason, engines, counts=delivery.counts_unreached_gates)
-    if refusal is not None:
-        return await _reject(db, version, refusal, engines, guard=settings)
+    if result.refusal is not None:
+        return await _reject(db, version, result.refusal, engines, guard=settings)
+    if not result.is_verified:
+        return await _reject_or_retry(db, settings, version, result)
     values = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.metrics}, "attempt": 0}
     started = time.perf_counter()
     async with db.write() as session:  # verified and published in one transaction
@@ -106,7 +101,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
         for engine in result.verified_engines:
             await inventory.record_adapters(session, engine, added=version.adapter)
         await _finish(session, version, VersionState.VERIFIED, **values)
-        serves_users = await publish.try_publish(session, settings, policy, version.id)
+        serves_users = await publish.try_publish(session, settings, delivery, policy, version.id)
     EVALUATIONS.labels("verified").inc()
     if serves_users:
         await publish.record_timings(db, version.id, time.perf_counter() - started)
@@ -114,7 +109,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
 
 
 async def _reject_or_retry(
-    db: Database, settings: Settings, version: Version, result: VerificationResult, engines: list[Engine]
+    db: Database, settings: Settings, version: Version, result: DeliveryResult
 ) -> Literal[False]:
     """Reject a version that too few engines have verified, or leave it for another attempt. Return False.
 
@@ -123,13 +118,13 @@ async def _reject_or_retry(
     """
     counts = not (result.verified_engines or result.num_unreachable)
     if (rejection := result.rejection) is not None:
-        return await _reject(db, version, f"{type(rejection).__name__}: {rejection}", engines)
+        return await _reject(db, version, f"{type(rejection).__name__}: {rejection}", result.engines)
     reason = f"not verified in {version.attempt} attempts: {result.errors[0]}"
-    return await _retry(db, settings, version, reason, engines, counts=counts)
+    return await _retry(db, settings, version, reason, result.engines, counts=counts)
 
 
 async def _retry(
-    db: Database, settings: Settings, version: Version, reason: str, engines: list[Engine], *, counts: bool
+    db: Database, settings: Settings, version: Version, reason: str, engines: Sequence[Engine], *, counts: bool
 ) -> Literal[False]:
     """Leave the version for another attempt, or reject it for `reason` after the last one that counts. Return False."""
     if counts and version.attempt >= settings.workers.max_attempts:

@@ -19,8 +19,9 @@ from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Dataset, DatasetKind, DatasetRow, Policy, Version, new_id
 from app.policies import references, repository
 from workers.queue.run_user_code import UserCodeError, run_user_code
-from workers.release.delivery.base import GateKinds
 from workers.rollouts import prompt_sets
+
+GateKinds = tuple[type[MetricGate | FunctionGate | PromptsGate], ...]
 
 MAX_CONCURRENT_PROMPTS = 8
 PRIORITY = -1  # below chats

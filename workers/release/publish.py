@@ -25,6 +25,7 @@ from app.policies.overrides import effective_settings
 from app.training import kl_guard
 from app.training.policy_config import effective_rewards
 from workers.queue.leased_job import log_and_continue
+from workers.release.delivery.base import Delivery
 from workers.release.delivery.choice import delivery_of
 from workers.stage_metrics import PUBLISH_SECONDS
 
@@ -56,13 +57,15 @@ async def _publish(db: Database, settings: Settings, policy_id: str, version_id:
     started = time.perf_counter()
     async with db.write() as session:
         policy = await session.get_one(Policy, policy_id, with_for_update={"key_share": True})
-        serves_users = await try_publish(session, settings, policy, version_id)
+        serves_users = await try_publish(session, settings, delivery_of(settings), policy, version_id)
     if serves_users:
         await record_timings(db, version_id, time.perf_counter() - started)
     return serves_users
 
 
-async def try_publish(session: AsyncSession, settings: Settings, policy: Policy, version_id: str) -> bool:
+async def try_publish(
+    session: AsyncSession, settings: Settings, delivery: Delivery, policy: Policy, version_id: str
+) -> bool:
     """Point the deployment, or the canary's share, to a verified version. Return whether it serves users now.
 
     It does not when it must wait, starts in shadow, was rejected, or another publisher was first. The caller holds the
@@ -77,8 +80,8 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
             session, policy, version, actor="publish", reason=deployment_service.HEAD_MOVED
         )
         return False
-    delivery = delivery_of(settings)
     canary_config = delivery.canary(policy, settings)
+    shadow_config = delivery.shadow(policy, settings) if version.shadow_since is None else None
     deployment = await repository.get_deployment(session, policy.id)
     if await _would_release_erased_data(session, deployment, version):
         await deployment_service.reject_version(session, policy, version, actor="publish", reason=ERASED_DATA)
@@ -89,7 +92,6 @@ async def try_publish(session: AsyncSession, settings: Settings, policy: Policy,
         version.state = VersionState.TRAINED  # an engine came back without it: load and verify it there first
         enqueue_after_commit(session, "evaluate")
         return False
-    shadow_config = delivery.shadow(policy, settings) if version.shadow_since is None else None
     by = service.Attribution("publish", str(version.state))
     if shadow_config is not None:
         deployment_service.start_shadow(session, policy, version, shadow_config.share, by)

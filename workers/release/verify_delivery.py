@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from app.core.settings import Settings
 from app.inference.engine import EngineClient
 from app.inference.transport import EngineUnavailable
-from app.models import Engine, Version
+from app.models import Version
 
 log = logging.getLogger("attune.evaluate")
 Scores = Sequence[Sequence[float]]
@@ -46,21 +46,6 @@ class Timings:
     def record(self, name: str, value: float) -> None:
         """Record a value. Of engines that work in parallel the largest counts."""
         self.seconds[name] = max(value, self.seconds.get(name, 0.0))
-
-
-@dataclass
-class VerificationResult:
-    """The engines that verified a version, by name; the errors of the others; how many were unreachable from the
-    start."""
-
-    verified_engines: list[Engine] = field(default_factory=list)
-    errors: list[Exception] = field(default_factory=list)
-    num_unreachable: int = 0
-
-    @property
-    def rejection(self) -> Exception | None:
-        """Return the first error that is about the version, not about an engine that cannot be reached."""
-        return next((error for error in self.errors if not isinstance(error, EngineUnavailable)), None)
 
 
 def require_delivered(engine_scores: Scores, version: Version, settings: Settings, timings: Timings) -> None:

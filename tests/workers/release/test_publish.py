@@ -19,9 +19,9 @@ from tests.support.scripted_engine import ScriptedEngine, logprob, serve
 from workers.release import adapter_sync
 from workers.release.adapter_sync import sync_adapters, unload_unused_adapters
 from workers.release.delivery.adapters import verify_on_engines
+from workers.release.delivery.base import DeliveryResult
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.release.verify_delivery import VerificationResult
 
 IDS = [[5, 6, 7, 8], [9, 10]]
 
@@ -267,7 +267,7 @@ async def test_rollback_during_evaluation_rejects_the_version(
         await publish(harness.db, harness.settings)
     else:
 
-        async def verify_meanwhile(*arguments: Any) -> VerificationResult:
+        async def verify_meanwhile(*arguments: Any) -> DeliveryResult:
             outcome = await verify_on_engines(*arguments)
             await set_head(harness, base)
             return outcome

@@ -21,18 +21,16 @@ from alignment.release.shadow import ShadowConfig
 from app.core.database import Database
 from app.core.settings import Settings
 from app.deployments import comparison
-from app.engines import fleet
 from app.inference.engine import AdapterPayload, EngineClient
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Policy, Version
 from workers.base_model import check_adapter_files
-from workers.release.delivery.base import Delivery
+from workers.release.delivery.base import Attempt, Delivery, DeliveryResult, run_gates
 from workers.release.verify_delivery import (
     EngineUnreachable,
     NotDelivered,
     Timings,
-    VerificationResult,
     require_delivered,
     require_reachable,
 )
@@ -44,24 +42,15 @@ GRACE_SECONDS = 1.0  # for the slower engines, once enough of them have verified
 class AdapterDelivery(Delivery):
     """An engine holds many adapters, so what serves stays loaded, and a version can be compared with it."""
 
-    gates_before = ()
-    gates_after = (MetricGate, FunctionGate, PromptsGate)
     counts_unreached_gates = False
     tasks_after_release = ("reconcile", "assemble")
 
-    async def check(self, version: Version, settings: Settings, timings: Timings) -> None:
-        """`verify` checks the files while the engines are asked whether they answer."""
-
-    async def verify(
-        self,
-        db: Database,
-        settings: Settings,
-        pool: EnginePool,
-        engines: Sequence[Engine],
-        version: Version,
-        timings: Timings,
-    ) -> VerificationResult:
-        return await verify_on_engines(pool, engines, version, settings, timings)
+    async def deliver(self, attempt: Attempt) -> DeliveryResult:
+        timings = attempt.timings
+        result = await verify_on_engines(attempt.pool, attempt.engines, attempt.version, attempt.settings, timings)
+        if result.is_verified:
+            await run_gates(attempt, result, (MetricGate, FunctionGate, PromptsGate))
+        return result
 
     async def sync(self, db: Database, settings: Settings) -> None:
         """The reconciler does that: see `workers.release.adapter_sync`. No version takes another one's place."""
@@ -78,7 +67,7 @@ class AdapterDelivery(Delivery):
 
 async def verify_on_engines(
     pool: EnginePool, engines: Sequence[Engine], version: Version, settings: Settings, timings: Timings
-) -> VerificationResult:
+) -> DeliveryResult:
     """Load and verify the version on all engines in parallel.
 
     Returns when all have answered, or when enough have verified it and the others have had GRACE_SECONDS. The
@@ -95,7 +84,7 @@ async def verify_on_engines(
         await load_and_verify(client, version, adapter, settings, timings)
 
     pending = {asyncio.create_task(verify(pool.get(engine))): engine for engine in engines}
-    result, deadline = VerificationResult(), None
+    result, deadline = DeliveryResult(engines), None
     try:
         await preparation
         while pending:
@@ -105,7 +94,7 @@ async def verify_on_engines(
                 break
             for task in finished:
                 _record_result(result, pending.pop(task), task, version)
-            if deadline is None and fleet.has_quorum(result.verified_engines, engines):
+            if deadline is None and result.is_verified:
                 deadline = time.perf_counter() + GRACE_SECONDS
     finally:
         for task in pending:
@@ -115,7 +104,7 @@ async def verify_on_engines(
     return result
 
 
-def _record_result(result: VerificationResult, engine: Engine, task: asyncio.Task[None], version: Version) -> None:
+def _record_result(result: DeliveryResult, engine: Engine, task: asyncio.Task[None], version: Version) -> None:
     error = task.exception()
     if error is None:
         result.verified_engines.append(engine)

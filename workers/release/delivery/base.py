@@ -1,50 +1,80 @@
-"""Delivery: what a release does differently for adapters and for full weights. `delivery_of` chooses."""
+"""Delivery: what a release does differently for adapters and for full weights. `choice.delivery_of` chooses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.release.canary import CanaryConfig
-from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
 from alignment.release.shadow import ShadowConfig
 from app.core.database import Database
 from app.core.jobs import TaskName
 from app.core.settings import Settings
+from app.engines import fleet
 from app.inference.pool import EnginePool
+from app.inference.transport import EngineUnavailable
 from app.models import Engine, Policy, Version
-from workers.release.verify_delivery import Timings, VerificationResult
+from workers.release.gates import GateKinds, GateRunner
+from workers.release.verify_delivery import Timings
 
-GateKinds = tuple[type[MetricGate | FunctionGate | PromptsGate], ...]
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to verify a version on the ready engines. `settings` are those of its policy."""
+
+    db: Database
+    settings: Settings
+    pool: EnginePool
+    engines: Sequence[Engine]
+    version: Version
+    gates: GateRunner
+    timings: Timings
+
+
+@dataclass
+class DeliveryResult:
+    """How an attempt ended.
+
+    Attributes:
+        engines: The engines that were ready.
+        verified_engines: Those that verified the version, by name.
+        errors: What the others answered.
+        num_unreachable: How many of the others were unreachable from the start.
+        refusal: Why a gate refuses the version.
+    """
+
+    engines: Sequence[Engine]
+    verified_engines: list[Engine] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    num_unreachable: int = 0
+    refusal: str | None = None
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether enough engines have verified the version for it to serve."""
+        return fleet.has_quorum(self.verified_engines, self.engines)
+
+    @property
+    def rejection(self) -> Exception | None:
+        """Return the first error that is about the version, not about an engine that cannot be reached."""
+        return next((error for error in self.errors if not isinstance(error, EngineUnavailable)), None)
 
 
 class Delivery(ABC):
     """How trained versions reach the engines."""
 
-    gates_before: ClassVar[GateKinds]  # they run before an engine is asked anything
-    gates_after: ClassVar[GateKinds]  # they run once enough engines have verified the version
     counts_unreached_gates: ClassVar[bool]  # whether an attempt counts whose gates no engine answered
     tasks_after_release: ClassVar[tuple[TaskName, ...]]
 
     @abstractmethod
-    async def check(self, version: Version, settings: Settings, timings: Timings) -> None:
-        """Check the files, if that must come before the gates. Raises DamagedAdapter."""
-
-    @abstractmethod
-    async def verify(
-        self,
-        db: Database,
-        settings: Settings,
-        pool: EnginePool,
-        engines: Sequence[Engine],
-        version: Version,
-        timings: Timings,
-    ) -> VerificationResult:
-        """Load the version on the ready engines under its own name, and verify it there.
+    async def deliver(self, attempt: Attempt) -> DeliveryResult:
+        """Load the version on the ready engines under its own name, verify it there, and run the gates.
 
         Raises:
             DamagedAdapter: the files are not the ones that were sealed.
+            EngineUnavailable, EngineRefused: during the prompts of a gate, which has decided nothing.
         """
 
     @abstractmethod
@@ -62,3 +92,10 @@ class Delivery(ABC):
     @abstractmethod
     def shadow(self, policy: Policy, settings: Settings) -> ShadowConfig | None:
         """Return how a version answers in shadow first, or None."""
+
+
+async def run_gates(attempt: Attempt, result: DeliveryResult, kinds: GateKinds) -> None:
+    """Run the gates of these kinds on an engine that has verified the version. Their refusal is in `result`."""
+    attempt.gates.client = attempt.pool.get(result.verified_engines[0])
+    with attempt.timings.measure("gates"):
+        result.refusal = await attempt.gates.first_refusal(kinds)

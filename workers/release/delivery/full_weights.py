@@ -5,7 +5,6 @@ serving version, so engines are swapped in turn, and no more of them than the ve
 """
 
 import logging
-from collections.abc import Sequence
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -19,9 +18,9 @@ from app.engines import fleet, inventory
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
-from app.models import Engine, Policy, Version
-from workers.release.delivery.base import Delivery
-from workers.release.verify_delivery import EngineUnreachable, NotDelivered, Timings, VerificationResult
+from app.models import Policy
+from workers.release.delivery.base import Attempt, Delivery, DeliveryResult, run_gates
+from workers.release.verify_delivery import EngineUnreachable, NotDelivered, Timings
 from workers.release.weight_swap import EngineBusy, require_intact_weights, swap_weights, weights_name
 
 log = logging.getLogger("attune.weights")
@@ -31,41 +30,18 @@ SWAP_ERRORS = (EngineUnavailable, EngineRefused, NotDelivered)
 class FullWeightsDelivery(Delivery):
     """A swap holds chats up, so what needs no engine comes first, and an attempt that swapped in vain counts."""
 
-    gates_before = (MetricGate, FunctionGate)
-    gates_after = (PromptsGate,)
     counts_unreached_gates = True
     tasks_after_release = ("reconcile", "assemble", "evaluate")  # the last loads it on the other engines
 
-    async def check(self, version: Version, settings: Settings, timings: Timings) -> None:
-        with timings.measure("check"):
-            await require_intact_weights(version, settings)
-
-    async def verify(
-        self,
-        db: Database,
-        settings: Settings,
-        pool: EnginePool,
-        engines: Sequence[Engine],
-        version: Version,
-        timings: Timings,
-    ) -> VerificationResult:
-        """Swap and verify the version, whose files have been checked, until enough of the ready engines hold it.
-
-        The other engines keep the serving version.
-        """
-        result = VerificationResult()
-        for engine in sorted(engines, key=lambda engine: not fleet.is_loaded(engine, version)):
-            if fleet.has_quorum(result.verified_engines, engines):
-                break
-            try:
-                await swap_weights(db, settings, pool.get(engine), engine, version, timings)
-            except SWAP_ERRORS as error:
-                log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
-                result.errors.append(error)
-                result.num_unreachable += isinstance(error, EngineUnreachable | EngineBusy)
-            else:
-                result.verified_engines.append(engine)
-        result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
+    async def deliver(self, attempt: Attempt) -> DeliveryResult:
+        with attempt.timings.measure("check"):
+            await require_intact_weights(attempt.version, attempt.settings)
+        refusal = await attempt.gates.first_refusal((MetricGate, FunctionGate))
+        if refusal is not None:
+            return DeliveryResult(attempt.engines, refusal=refusal)
+        result = await _verify_in_turn(attempt)
+        if result.is_verified:
+            await run_gates(attempt, result, (PromptsGate,))
         return result
 
     async def sync(self, db: Database, settings: Settings) -> None:
@@ -105,3 +81,25 @@ class FullWeightsDelivery(Delivery):
     def shadow(self, policy: Policy, settings: Settings) -> ShadowConfig | None:
         """Return None: it needs two versions on one engine."""
         return None
+
+
+async def _verify_in_turn(attempt: Attempt) -> DeliveryResult:
+    """Swap and verify the version, whose files have been checked, until enough of the ready engines hold it.
+
+    The other engines keep the serving version.
+    """
+    version, result = attempt.version, DeliveryResult(attempt.engines)
+    for engine in sorted(attempt.engines, key=lambda engine: not fleet.is_loaded(engine, version)):
+        if result.is_verified:
+            break
+        try:
+            client = attempt.pool.get(engine)
+            await swap_weights(attempt.db, attempt.settings, client, engine, version, attempt.timings)
+        except SWAP_ERRORS as error:
+            log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
+            result.errors.append(error)
+            result.num_unreachable += isinstance(error, EngineUnreachable | EngineBusy)
+        else:
+            result.verified_engines.append(engine)
+    result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
+    return result
