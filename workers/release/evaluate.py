@@ -3,10 +3,9 @@
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import DamagedAdapter
 from app.core import leases
@@ -82,7 +81,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
     timings = Timings({"export": version.timings["export"]})
     async with EnginePool(load_engine_keys(settings)) as pool:
         try:
-            gates = GateRunner(db, settings, pool.get(engines[0]), policy, version)
+            gates = GateRunner(db, settings, policy, version)
             result = await delivery.deliver(Attempt(db, settings, pool, engines, version, gates, timings))
         except DamagedAdapter as error:
             return await _reject(db, version, f"DamagedAdapter: {error}", engines)
@@ -100,7 +99,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
         policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
         for engine in result.verified_engines:
             await inventory.record_adapters(session, engine, added=version.adapter)
-        await _finish(session, version, VersionState.VERIFIED, **values)
+        await leases.finish(session, Version, version.id, fence=version.fence, state=VersionState.VERIFIED, **values)
         serves_users = await publish.try_publish(session, settings, delivery, policy, version.id)
     EVALUATIONS.labels("verified").inc()
     if serves_users:
@@ -132,7 +131,8 @@ async def _retry(
     EVALUATIONS.labels("retried").inc()
     attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:
-        await _finish(session, version, VersionState.TRAINED, attempt=attempt)
+        state = VersionState.TRAINED
+        await leases.finish(session, Version, version.id, fence=version.fence, state=state, attempt=attempt)
     return False
 
 
@@ -148,13 +148,10 @@ async def _reject(
     async with db.write() as session:
         # The policy is locked before its versions, as everywhere.
         policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
-        await _finish(session, version, VersionState.REJECTED, reason=reason)
+        state = VersionState.REJECTED
+        await leases.finish(session, Version, version.id, fence=version.fence, state=state, reason=reason)
         for engine in engines:
             await inventory.record_adapters(session, engine, added=version.adapter)
         row = await repository.get_version(session, version.id)
         await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, guard=guard)
     return False
-
-
-async def _finish(session: AsyncSession, version: Version, state: VersionState, **values: Any) -> None:
-    await leases.finish(session, Version, version.id, fence=version.fence, state=state, **values)

@@ -73,6 +73,7 @@ async def try_publish(
     """
     version = await session.get_one(Version, version_id, populate_existing=True)
     engines = await fleet.list_ready_engines(session)
+    is_loaded = fleet.is_loaded_on_quorum(version, engines)
     if version.state not in PUBLISHABLE_STATES or policy.state not in ANSWERING or not engines:
         return False  # the reconciler enqueues it again when an engine is ready
     if policy.head_version_id != version.id:
@@ -80,24 +81,23 @@ async def try_publish(
             session, policy, version, actor="publish", reason=deployment_service.HEAD_MOVED
         )
         return False
-    canary_config = delivery.canary(policy, settings)
-    shadow_config = delivery.shadow(policy, settings) if version.shadow_since is None else None
+    trials = delivery.trials(policy, settings)
     deployment = await repository.get_deployment(session, policy.id)
     if await _would_release_erased_data(session, deployment, version):
         await deployment_service.reject_version(session, policy, version, actor="publish", reason=ERASED_DATA)
         return False
-    if deployment.canary_version_id is not None and (canary_config is not None or deployment.canary_watched):
+    if deployment.canary_version_id is not None and (trials.canary is not None or deployment.canary_watched):
         return False  # the canary is compared with the serving version; the reconciler tries again when it has ended
-    if not fleet.is_loaded_on_quorum(version, engines):
+    if not is_loaded:
         version.state = VersionState.TRAINED  # an engine came back without it: load and verify it there first
         enqueue_after_commit(session, "evaluate")
         return False
     by = service.Attribution("publish", str(version.state))
-    if shadow_config is not None:
-        deployment_service.start_shadow(session, policy, version, shadow_config.share, by)
+    if trials.shadow is not None and version.shadow_since is None:
+        deployment_service.start_shadow(session, policy, version, trials.shadow.share, by)
         return False
-    if canary_config is not None:
-        await deployment_service.start_canary(session, policy, version, canary_config.share, by, watched=True)
+    if trials.canary is not None:
+        await deployment_service.start_canary(session, policy, version, trials.canary.share, by, watched=True)
     else:
         await deployment_service.set_live(session, policy, version, by)
         kl_guard.record_release(session, policy, references.version_name(policy, version))

@@ -164,7 +164,7 @@ async def test_gates_without_prompts_run_before_the_swap(harness: Harness, scrip
 async def test_gate_that_cannot_run_restores_the_weights_and_rejects_the_version(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse_prompts(gates: Any, kinds: Any) -> None:
+    async def refuse_prompts(gates: Any, client: Any, kinds: Any) -> None:
         if kinds == (PromptsGate,):
             raise EngineUnavailable("no reply to a prompt")
 

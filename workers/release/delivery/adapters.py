@@ -15,9 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.artifacts.manifest import FileEntry, read_manifest
 from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from alignment.errors import DamagedAdapter
-from alignment.release.canary import CanaryConfig
 from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
-from alignment.release.shadow import ShadowConfig
 from app.core.database import Database
 from app.core.settings import Settings
 from app.deployments import comparison
@@ -26,7 +24,7 @@ from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine, Policy, Version
 from workers.base_model import check_adapter_files
-from workers.release.delivery.base import Attempt, Delivery, DeliveryResult, run_gates
+from workers.release.delivery.base import Attempt, Delivery, DeliveryResult, Trials
 from workers.release.verify_delivery import (
     EngineUnreachable,
     NotDelivered,
@@ -49,7 +47,9 @@ class AdapterDelivery(Delivery):
         timings = attempt.timings
         result = await verify_on_engines(attempt.pool, attempt.engines, attempt.version, attempt.settings, timings)
         if result.is_verified:
-            await run_gates(attempt, result, (MetricGate, FunctionGate, PromptsGate))
+            client = attempt.pool.get(result.verified_engines[0])
+            with timings.measure("gates"):
+                result.refusal = await attempt.gates.first_refusal(client, (MetricGate, FunctionGate, PromptsGate))
         return result
 
     async def sync(self, db: Database, settings: Settings) -> None:
@@ -58,11 +58,9 @@ class AdapterDelivery(Delivery):
     async def has_outdated_engine(self, session: AsyncSession) -> bool:
         return False
 
-    def canary(self, policy: Policy, settings: Settings) -> CanaryConfig | None:
-        return comparison.effective_canary(policy, settings)
-
-    def shadow(self, policy: Policy, settings: Settings) -> ShadowConfig | None:
-        return comparison.effective_shadow(policy, settings)
+    def trials(self, policy: Policy, settings: Settings) -> Trials:
+        shadow = comparison.effective_shadow(policy, settings)
+        return Trials(shadow, comparison.effective_canary(policy, settings))
 
 
 async def verify_on_engines(
@@ -100,14 +98,13 @@ async def verify_on_engines(
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-    result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
     return result
 
 
 def _record_result(result: DeliveryResult, engine: Engine, task: asyncio.Task[None], version: Version) -> None:
     error = task.exception()
     if error is None:
-        result.verified_engines.append(engine)
+        result.add_verified(engine)
         return
     log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
     result.num_unreachable += isinstance(error, EngineUnreachable)

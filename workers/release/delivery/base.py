@@ -16,7 +16,7 @@ from app.engines import fleet
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineUnavailable
 from app.models import Engine, Policy, Version
-from workers.release.gates import GateKinds, GateRunner
+from workers.release.gates import GateRunner
 from workers.release.verify_delivery import Timings
 
 
@@ -42,6 +42,7 @@ class DeliveryResult:
         verified_engines: Those that verified the version, by name.
         errors: What the others answered.
         num_unreachable: How many of the others were unreachable from the start.
+        is_verified: Whether enough engines have verified the version for it to serve.
         refusal: Why a gate refuses the version.
     """
 
@@ -49,17 +50,26 @@ class DeliveryResult:
     verified_engines: list[Engine] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     num_unreachable: int = 0
+    is_verified: bool = False
     refusal: str | None = None
 
-    @property
-    def is_verified(self) -> bool:
-        """Whether enough engines have verified the version for it to serve."""
-        return fleet.has_quorum(self.verified_engines, self.engines)
+    def add_verified(self, engine: Engine) -> None:
+        self.verified_engines.append(engine)
+        self.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
+        self.is_verified = fleet.has_quorum(self.verified_engines, self.engines)
 
     @property
     def rejection(self) -> Exception | None:
         """Return the first error that is about the version, not about an engine that cannot be reached."""
         return next((error for error in self.errors if not isinstance(error, EngineUnavailable)), None)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How a version is tried before it is live: in shadow, then as the canary of a share of the users."""
+
+    shadow: ShadowConfig | None = None
+    canary: CanaryConfig | None = None
 
 
 class Delivery(ABC):
@@ -86,16 +96,5 @@ class Delivery(ABC):
         """Return whether `sync` has something to do."""
 
     @abstractmethod
-    def canary(self, policy: Policy, settings: Settings) -> CanaryConfig | None:
-        """Return how a version is tried on a share of the users first, or None."""
-
-    @abstractmethod
-    def shadow(self, policy: Policy, settings: Settings) -> ShadowConfig | None:
-        """Return how a version answers in shadow first, or None."""
-
-
-async def run_gates(attempt: Attempt, result: DeliveryResult, kinds: GateKinds) -> None:
-    """Run the gates of these kinds on an engine that has verified the version. Their refusal is in `result`."""
-    attempt.gates.client = attempt.pool.get(result.verified_engines[0])
-    with attempt.timings.measure("gates"):
-        result.refusal = await attempt.gates.first_refusal(kinds)
+    def trials(self, policy: Policy, settings: Settings) -> Trials:
+        """Return how a verified version is tried first."""

@@ -9,9 +9,7 @@ import logging
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import DamagedAdapter
-from alignment.release.canary import CanaryConfig
 from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
-from alignment.release.shadow import ShadowConfig
 from app.core.database import Database
 from app.core.settings import Settings
 from app.engines import fleet, inventory
@@ -19,7 +17,7 @@ from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Policy
-from workers.release.delivery.base import Attempt, Delivery, DeliveryResult, run_gates
+from workers.release.delivery.base import Attempt, Delivery, DeliveryResult, Trials
 from workers.release.verify_delivery import EngineUnreachable, NotDelivered, Timings
 from workers.release.weight_swap import EngineBusy, require_intact_weights, swap_weights, weights_name
 
@@ -36,12 +34,15 @@ class FullWeightsDelivery(Delivery):
     async def deliver(self, attempt: Attempt) -> DeliveryResult:
         with attempt.timings.measure("check"):
             await require_intact_weights(attempt.version, attempt.settings)
-        refusal = await attempt.gates.first_refusal((MetricGate, FunctionGate))
+        client = attempt.pool.get(attempt.engines[0])
+        refusal = await attempt.gates.first_refusal(client, (MetricGate, FunctionGate))
         if refusal is not None:
             return DeliveryResult(attempt.engines, refusal=refusal)
         result = await _verify_in_turn(attempt)
         if result.is_verified:
-            await run_gates(attempt, result, (PromptsGate,))
+            client = attempt.pool.get(result.verified_engines[0])
+            with attempt.timings.measure("gates"):
+                result.refusal = await attempt.gates.first_refusal(client, (PromptsGate,))
         return result
 
     async def sync(self, db: Database, settings: Settings) -> None:
@@ -74,13 +75,9 @@ class FullWeightsDelivery(Delivery):
         version = await inventory.serving_version(session)
         return any(not fleet.is_loaded(engine, version) for engine in await fleet.list_ready_engines(session))
 
-    def canary(self, policy: Policy, settings: Settings) -> CanaryConfig | None:
-        """Return None: it needs two versions on one engine."""
-        return None
-
-    def shadow(self, policy: Policy, settings: Settings) -> ShadowConfig | None:
-        """Return None: it needs two versions on one engine."""
-        return None
+    def trials(self, policy: Policy, settings: Settings) -> Trials:
+        """Return none: they need two versions on one engine."""
+        return Trials()
 
 
 async def _verify_in_turn(attempt: Attempt) -> DeliveryResult:
@@ -100,6 +97,5 @@ async def _verify_in_turn(attempt: Attempt) -> DeliveryResult:
             result.errors.append(error)
             result.num_unreachable += isinstance(error, EngineUnreachable | EngineBusy)
         else:
-            result.verified_engines.append(engine)
-    result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
+            result.add_verified(engine)
     return result
