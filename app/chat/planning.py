@@ -38,7 +38,8 @@ from app.core.errors import BadRequest
 from app.core.http import Services
 from app.core.settings import Settings
 from app.deployments.version_router import RequestIdentity, RoutedEngine, VersionRouter
-from app.inference.engine import BASE_WEIGHTS, EngineClient
+from app.engines.adaptation import adaptation_of
+from app.inference.engine import EngineClient
 from app.inference.output_length import limit_to_room
 from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
@@ -177,13 +178,13 @@ async def plan_completion(
     )
     route = await router.select_policy_and_version(caller.project_id, target, identity)
     model = route.model
-    swaps_weights = settings.trainer.adaptation == "full"
+    version_target = adaptation_of(settings).target(model, model.base_model, model.name)
     engine, spare_engine = _choose_engines(services.get(EnginePool), route.engines, conversation_hash(messages))
     call = ChatCall(
         rid=to_completion_id(request_id),
         messages=messages,
         sampling=sampling,
-        adapter=model.adapter,
+        target=version_target,
         tools=request.engine_tools(),
         tool_choice=request.engine_tool_choice(),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -192,8 +193,6 @@ async def plan_completion(
         top_logprobs=request.top_logprobs,
         include_usage=request.include_usage,
         names_stop_text=details.names_stop_text,
-        extra_key=model.weights or model.base_model,
-        weights=(model.weights or BASE_WEIGHTS) if swaps_weights else None,
     )
     reuse_outcome = None
     if parent is not None:
@@ -248,13 +247,15 @@ async def plan_completion(
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
         for key, value in pairs.items()
     ]
-    weights = EngineWeights(engine.name, model.weights, model.name) if swaps_weights else None
+    weights = None
+    if version_target.weights is not None:
+        weights = EngineWeights(engine.name, model.weights, model.name)
     replaced_turn_ids = () if sampled_turn_id else tuple(row.id for row in retried_turns)
     return Plan(
         label=model.name,
         created=int(time.time()),
         engine=engine,
-        spare_engine=None if swaps_weights else spare_engine,  # the turn is recorded for one engine's weights
+        spare_engine=spare_engine if weights is None else None,  # the turn is recorded for one engine's weights
         calls=calls,
         conversation_id=joined_id,
         turn_start=TurnStart(turns, metadata, replaced_turn_ids, weights),

@@ -26,6 +26,7 @@ from app.core.errors import AttuneError, database_unavailable, is_database_outag
 from app.core.http import services_of, settings_of
 from app.core.request_log import add_log_fields
 from app.deployments.version_router import VersionNotLoaded
+from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
 from app.inference.engine import Completion
 from app.inference.request import ChatCall, Sampling
@@ -72,8 +73,8 @@ async def stream(
 async def _retry_during_weight_swap(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
     """Call `answer` again while no engine holds the version; full weights are missing for as long as a swap lasts."""
     settings = settings_of(request)
-    wait_seconds = settings.engine.weight_swap_wait_seconds if settings.trainer.adaptation == "full" else 0.0
-    deadline, pause = time.monotonic() + wait_seconds, RETRY_MIN_SECONDS
+    deadline = time.monotonic() + adaptation_of(settings).wait_seconds(settings)
+    pause = RETRY_MIN_SECONDS
     while True:
         try:
             return await answer()

@@ -23,7 +23,7 @@ from app.cli.output import (
 from app.cli.projects import run_in_transaction
 from app.cli.retention import prune
 from app.core.settings import get_settings
-from app.policies import load_errors
+from app.engines import load_errors
 
 version_commands = typer.Typer(help="The versions of a policy, with their metrics and the feedback on them.")
 audits = typer.Typer(help="The audit log: who changed what, when and why.")

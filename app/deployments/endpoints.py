@@ -30,12 +30,13 @@ from app.deployments.schemas import (
     ShadowView,
 )
 from app.deployments.version_router import VersionRouter
+from app.engines import fleet
+from app.engines.adaptation import adaptation_of
 from app.models import AuditAction, ConversationRouting, Deployment, Engine, Pin, PinKind, Policy, Version
 from app.policies import repository
 from app.policies import service as policies
 from app.policies.context import OperatedPolicyDep, PolicyContentDep, PolicyContext, ReasonBody, ViewedPolicyDep
 from app.policies.references import version_name
-from app.policies.service import require_adapters
 from app.projects.auth import limits_of
 from app.projects.idempotency import IdempotentRoute
 from app.raters.approval import approval_fields
@@ -81,7 +82,7 @@ async def deploy(
     """
     by = context.attribute(body.reason)
     if body.share is not None:
-        require_adapters(context.settings, "A canary")
+        adaptation_of(context.settings).require_several_versions("A canary")
     async with _change(context) as (session, policy):
         if body.share is None:
             await service.deploy(session, policy, body.version, by)
@@ -173,11 +174,11 @@ async def put_delivery(
     """
     settings = context.settings
     if body.canary is not None:
-        require_adapters(settings, "A canary")
+        adaptation_of(settings).require_several_versions("A canary")
     if body.shadow is not None:
-        require_adapters(settings, "A shadow")
+        adaptation_of(settings).require_several_versions("A shadow")
     if body.conversations == ConversationRouting.STICKY:
-        require_adapters(settings, "A conversation that stays on its version")
+        adaptation_of(settings).require_several_versions("A conversation that stays on its version")
     async with _change(context) as (session, policy):
         if body.shadow is not None and (reason := disabled_reason(body.shadow, effective_rewards(policy, settings))):
             raise BadRequest(f"No version could run in shadow: {reason}.", param="shadow")
@@ -192,11 +193,11 @@ async def put_delivery(
 @pin_router.put("")
 async def set_pin(context: OperatedPolicyDep, body: Annotated[PinRequest, json_body(PinRequest)]) -> PinView:
     """Pin a subject to a version, from its next request on. Idempotent; another version changes the pin."""
-    require_adapters(context.settings, "A pin")
+    adaptation_of(context.settings).require_several_versions("A pin")
     async with _change(context) as (session, policy):
         limit = limits_of(context.request, context.caller).pins
         pin, version = await pins.set_pin(session, policy, body, actor=context.actor, limit=limit)
-        engines = await policies.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
     return _view_pin(policy, pin, version, engines)
 
 
@@ -210,7 +211,7 @@ async def list_pins(
     """Return the policy's pins, by id."""
     async with context.read() as (session, policy):
         rows = await pins.list_pins(session, policy.id, kind, after, limit)
-        engines = await policies.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
     return Page.from_rows([_view_pin(policy, pin, version, engines) for pin, version in rows], limit)
 
 
@@ -290,7 +291,7 @@ def _view_pin(policy: Policy, pin: Pin, version: Version, engines: list[Engine])
         pin,
         policy=policy.name,
         version=version_name(policy, version),
-        loaded=any(policies.is_loaded(engine, version) for engine in engines),
+        loaded=any(fleet.is_loaded(engine, version) for engine in engines),
         created_by=pin.actor,
     )
 

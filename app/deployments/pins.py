@@ -15,10 +15,11 @@ from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
 from app.deployments.schemas import PinRequest
 from app.deployments.service import require_untainted
+from app.engines.fleet import is_loaded, list_ready_engines
 from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Pin, PinKind, Policy, Project, Version, new_id
 from app.policies import repository
 from app.policies.references import version_name
-from app.policies.service import audit_policy, is_loaded, list_ready_engines, require_files
+from app.policies.service import audit_policy, require_files
 from app.raters.names import hash_name
 
 

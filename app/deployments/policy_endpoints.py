@@ -16,12 +16,13 @@ from app.core.http import json_body, services_of, settings_of
 from app.core.settings import Settings
 from app.deployments import policy_states, traffic
 from app.deployments.version_router import VersionRouter
+from app.engines.adaptation import adaptation_of
 from app.models import Policy
 from app.policies import lifecycle
 from app.policies.context import OperatedPolicyDep, PolicyContext, PolicyDep, Reason, ReasonBody, ViewedPolicyDep
 from app.policies.endpoints import PolicyView, TrafficView, view_policy
 from app.policies.overrides import SECTIONS, effective_settings, find_shared, leaf_paths, own_values
-from app.policies.service import Attribution, require_adapters
+from app.policies.service import Attribution
 from app.projects.auth import AdminCaller, DatabaseDep, limits_of
 from app.projects.idempotency import IdempotentRoute
 from app.training.policy_config import redact_rewards
@@ -66,7 +67,7 @@ async def create_policy(
 ) -> PolicyDetails:
     """Create a policy over the same base model. Its version 0 answers at once, and it learns from its own traffic."""
     settings, by = settings_of(request), Attribution(caller.key_prefix, body.reason)
-    require_adapters(settings, "Another policy")
+    adaptation_of(settings).require_several_versions("Another policy")
     limit = limits_of(request, caller).policies
     async with db.write() as session:
         policy = await lifecycle.create(session, caller.project_id, body.name, body.settings, by, settings, limit=limit)

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.deployments import service
+from app.engines.fleet import is_loaded, list_ready_engines
 from app.models import (
     Batch,
     BatchState,
@@ -23,7 +24,7 @@ from app.models import (
 from app.policies import repository
 from app.policies.lines import compare_lines
 from app.policies.references import format_reference, version_name
-from app.policies.service import Attribution, is_loaded, list_ready_engines
+from app.policies.service import Attribution
 from app.training import move_preview
 
 ACTIVE_SECONDS = 86_400.0

@@ -20,6 +20,7 @@ from app.core.database import now
 from app.core.errors import Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
+from app.engines.fleet import is_loaded_on_quorum, list_ready_engines
 from app.models import SERVED_TRAFFIC, AuditAction, Deployment, Policy, Version, VersionState
 from app.policies import repository
 from app.policies.references import version_name
@@ -27,8 +28,6 @@ from app.policies.repository import descends_from
 from app.policies.service import (
     Attribution,
     audit_policy,
-    is_loaded_on_quorum,
-    list_ready_engines,
     lock_policy,
     require_files,
 )
@@ -243,7 +242,7 @@ async def require_untainted(session: AsyncSession, policy: Policy, version: Vers
 
 async def _require_loaded(session: AsyncSession, policy: Policy, version: Version, serving: Version) -> None:
     """Raise Conflict if too few ready engines have loaded `version`; full weights are loaded after the release."""
-    if version.full_weights or serving.full_weights:
+    if version.weights != serving.weights:  # of what each engine holds only one
         enqueue_after_commit(session, "evaluate")
         return
     engines = await list_ready_engines(session, lock=True)

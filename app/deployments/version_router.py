@@ -21,14 +21,16 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, exists, or_, select
+from sqlalchemy import ColumnElement, Executable, SQLColumnExpression, and_, bindparam, case, exists, or_, select
 from sqlalchemy.engine import Connection
-from sqlalchemy.orm import InstrumentedAttribute, aliased
+from sqlalchemy.orm import aliased
 
 from app.core.cache import SingleFlightCache
 from app.core.database import Database
 from app.core.errors import AttuneError, NotFound, Unavailable, require_row
 from app.deployments.traffic import Branch, find_branch, read_branches
+from app.engines import load_errors
+from app.engines.fleet import is_loaded
 from app.models import (
     ANSWERING,
     ConversationRouting,
@@ -42,9 +44,7 @@ from app.models import (
     Version,
     VersionState,
 )
-from app.policies import load_errors
 from app.policies.references import format_reference, parse_reference
-from app.policies.service import is_loaded
 
 # Versions in these states never answer a request, whatever it names.
 NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
@@ -373,14 +373,14 @@ def _resolved_model(row: Any, names_version: bool) -> ResolvedModel:
     return ResolvedModel(**{name: getattr(row, name) for name in MODEL_COLUMNS}, created_at=created_at)
 
 
-MODEL_COLUMNS: dict[str, ColumnElement[Any] | InstrumentedAttribute[Any]] = {  # by field of ResolvedModel
+MODEL_COLUMNS: dict[str, SQLColumnExpression[Any]] = {  # by field of ResolvedModel
     "policy": Policy.name,
     "policy_id": Policy.id,
     "base_model": Policy.base_model,
     "version_id": Version.id,
     "number": Version.number,
-    "adapter": case((~Version.full_weights, Version.adapter_name)),
-    "weights": case((Version.full_weights, Version.adapter_name)),
+    "adapter": Version.adapter,
+    "weights": Version.weights,
     "state": Version.state,
 }
 

@@ -47,7 +47,7 @@ def build_capture(call: ChatCall, received: Capture) -> Capture:
     return replace(
         received,
         tool_calls=received.tool_calls[: call.max_tool_calls],
-        weight_versions=received.weight_versions if call.weights is not None else [],
+        weight_versions=received.weight_versions if call.target.weights is not None else [],
         exclusion_reason=received.exclusion_reason or _exclusion_reason(call, received),
     )
 
@@ -67,8 +67,8 @@ def _exclusion_reason(call: ChatCall, received: Capture) -> str | None:
     versions = [span["version"] for span in received.weight_versions]
     if len(set(versions)) > 1:
         return f"the base weights changed during the reply: {', '.join(versions)}"
-    if call.weights is not None and versions and versions[0] != call.weights:
-        return f"the weights of {versions[0]} generated the reply, not those of {call.weights}"
+    if call.target.weights is not None and versions and versions[0] != call.target.weights:
+        return f"the weights of {versions[0]} generated the reply, not those of {call.target.weights}"
     if len(received.tool_calls) > call.max_tool_calls:
         return "the reply holds several tool calls and only the first was sent to the client"
     return None

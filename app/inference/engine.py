@@ -118,7 +118,7 @@ class EngineClient(Protocol):
         """Return, for each sequence, the log-prob of every token but the first (teacher-forced, temperature 1).
 
         Exact: these are the log-probs of this version's weights, computed from the ids as given. Broken weights give
-        NaN, not an error. `extra_key`: see ChatCall.
+        NaN, not an error. `extra_key`: see `EngineTarget.prefix_key`.
 
         Raises:
             ValueError: a sequence has fewer than two tokens.

@@ -1,4 +1,7 @@
-"""ChatCall, the request for one reply. An allow-list: other fields never reach an engine."""
+"""ChatCall, the request for one reply, and EngineTarget, the version that it names.
+
+An allow-list: other fields never reach an engine.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -39,6 +42,30 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """The version that must generate a reply, as an engine knows it. The default is the weights an engine started with.
+
+    Attributes:
+        adapter: The adapter that generates the reply; None for the engine's own weights.
+        weights: The version of full weights that must generate the reply, where the engine's weights are swapped. If
+            others did, the capture is excluded from training.
+        prefix_key: Separates the prefix caches of different base weights.
+        label: Only echoed in the reply.
+
+    Example: EngineTarget(adapter="assistant-v3", prefix_key="/models/base", label="assistant@v3")
+    """
+
+    adapter: str | None = None
+    weights: str | None = None
+    prefix_key: str | None = None
+    label: str = "attune"
+
+    def __post_init__(self) -> None:
+        if ":" in self.label:  # SGLang reads the part after a colon as an adapter's name
+            raise ValueError(f"a version's label must not contain a colon: {self.label!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class ChatCall:
     """The request for one reply.
 
@@ -48,24 +75,19 @@ class ChatCall:
 
     Attributes:
         rid: The request's id in the engine and the turn's id. All ids have the same length: SGLang aborts by prefix.
-        adapter: The adapter that generates the reply; None for the base model.
-        model: Only echoed in the reply.
+        target: The version that generates the reply.
         names_stop_text: The client's chunks keep `matched_stop`, the stop text that ended the reply, and have the usage
             so far.
-        extra_key: Separates the prefix caches of different base weights.
         prompt_ids: Sent instead of the messages when the exact tokens are known.
-        weights: The version of full weights that must generate the reply, where the engine's weights are swapped. If
-            others did, the capture is excluded from training.
         priority: Below 0: scheduled after chats, which have 0.
 
-    Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), adapter="assistant-v3")
+    Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), EngineTarget(adapter="assistant-v3"))
     """
 
     rid: str
     messages: Sequence[Mapping[str, Any]]
     sampling: Sampling
-    adapter: str | None = None
-    model: str = "attune"
+    target: EngineTarget = EngineTarget()
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -74,14 +96,8 @@ class ChatCall:
     top_logprobs: int = 0
     include_usage: bool = False
     names_stop_text: bool = False
-    extra_key: str | None = None
     prompt_ids: Sequence[int] | None = None
-    weights: str | None = None
     priority: int | None = None
-
-    def __post_init__(self) -> None:
-        if ":" in self.model:  # SGLang reads the part after a colon as an adapter's name
-            raise ValueError(f"a model's name must not contain a colon: {self.model!r}")
 
     @property
     def max_tool_calls(self) -> int:

@@ -13,10 +13,11 @@ from sqlalchemy import ColumnElement, bindparam, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from app.core.database import database_time
 from app.core.draining_server import is_draining
 from app.core.errors import ERROR_RESPONSES, Unavailable
 from app.core.http import settings_of
+from app.engines import fleet, load_errors
+from app.engines.adaptation import adaptation_of
 from app.feedback.unmatched import list_unmatched
 from app.models import (
     ANSWERING,
@@ -34,7 +35,7 @@ from app.models import (
 )
 from app.models.audit import IS_EVENT
 from app.policies import endpoints as policies
-from app.policies import load_errors, repository, service
+from app.policies import repository
 from app.projects.auth import DatabaseDep, ViewingCaller
 from app.training.reward_models import summarize
 from app.training.sample_totals import WAITING_STATES, count_waiting
@@ -146,35 +147,23 @@ async def readyz(request: Request, db: DatabaseDep) -> dict[str, object]:
     if is_draining(request.scope):
         raise Unavailable("This process is stopping.")
     settings = settings_of(request)
+    adaptation = adaptation_of(settings)
     async with db.read() as session:
-        engines = await service.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
         serving = await session.scalars(
             select(Version)
             .join(Deployment, Deployment.version_id == Version.id)
             .join(Policy, Policy.id == Version.policy_id)
             .where(Policy.state.in_(ANSWERING))
         )
-        held = {version: any(service.is_loaded(engine, version) for engine in engines) for version in serving}
+        held = {version: any(fleet.is_loaded(engine, version) for engine in engines) for version in serving}
         # A damaged version is the fault of its own files: as long as another one is served, the API takes traffic.
         failed = {name for engine in engines for name in load_errors.read(engine)} if any(held.values()) else set()
         unloadable = [version for version, is_held in held.items() if not is_held and version.adapter in failed]
         loaded = all(is_held for version, is_held in held.items() if version not in unloadable)
-        if not loaded and settings.trainer.adaptation == "full":
-            loaded = await _is_swapping(session, engines, settings.workers.lease_seconds)
+        if not loaded:
+            loaded = await adaptation.is_about_to_serve(session, engines, settings.workers.lease_seconds)
     if not engines or not loaded:
         raise Unavailable("No ready engine holds what serves." if engines else "No engine is ready.")
     body = {"status": "ready", "engines": [engine.name for engine in engines]}
     return body | ({"unloadable_versions": len(unloadable)} if unloadable else {})
-
-
-async def _is_swapping(session: AsyncSession, engines: Sequence[Engine], seconds: float) -> bool:
-    """Return whether requests wait for full weights that an engine is about to serve.
-
-    That is so when the deployment has changed a moment ago, or an engine swaps its weights or verifies them.
-    """
-    time = await database_time(session)
-    changed_at = await session.scalar(select(func.max(Deployment.changed_at)))
-    if changed_at is not None and time - changed_at < seconds:
-        return True
-    swapping = any(engine.swapping_until is not None and engine.swapping_until > time for engine in engines)
-    return swapping or any([await service.is_verifying(session, engine) for engine in engines])

@@ -208,7 +208,7 @@ async def select_with_state(session: AsyncSession, policy: Policy, keep: int, se
 
 
 def _has_state(version: Version) -> bool:
-    return not version.full_weights and (Path(version.adapter_path or "") / TRAINER_STATE).is_dir()
+    return version.adapter is not None and (Path(version.adapter_path or "") / TRAINER_STATE).is_dir()
 
 
 async def remove_trainer_states(

@@ -14,6 +14,7 @@ from app.core.jobs import enqueue_after_commit
 from app.core.leases import LeaseLost, lease_is_free
 from app.core.settings import Settings
 from app.deployments import comparison
+from app.engines import fleet
 from app.models import (
     REQUESTED,
     Engine,
@@ -27,7 +28,6 @@ from app.models import (
     TurnState,
     Version,
 )
-from app.policies import service
 from app.training import rollouts
 from app.training.policy_config import effective_rollouts
 from workers.feedback import rewards, sample_groups
@@ -64,7 +64,7 @@ class EngineCapacity:
             .group_by(Rollout.engine, Rollout.policy_id)
         )
         return cls(
-            await service.list_ready_engines(session),
+            await fleet.list_ready_engines(session),
             Counter({name: count for name, count in chats}),
             Counter({(str(name), policy_id): count for name, policy_id, count in rollouts}),
         )
@@ -88,7 +88,7 @@ class EngineCapacity:
 
     def engines_with(self, version: Version) -> list[Engine]:
         """Return the engines that have the version loaded."""
-        return [engine for engine in self.engines if service.is_loaded(engine, version)]
+        return [engine for engine in self.engines if fleet.is_loaded(engine, version)]
 
 
 async def create_rollouts(

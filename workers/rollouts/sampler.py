@@ -21,8 +21,9 @@ from app.core.database import Database
 from app.core.errors import BadRequest
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
+from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
-from app.inference.engine import BASE_WEIGHTS, EngineClient
+from app.inference.engine import EngineClient
 from app.inference.keys import load_engine_keys
 from app.inference.output_length import limit_to_room
 from app.inference.pool import EnginePool
@@ -224,18 +225,16 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
     ) -> ChatCall:
         """Return the call with the parameters of the chat, and its exact prompt tokens."""
         params = turn.request_params
+        adaptation = adaptation_of(self.settings)
         return ChatCall(
             rid=self._request_id(self._rollout.fence),
             messages=messages,
             sampling=Sampling.from_body(turn.sampling),
-            adapter=version.adapter,
-            model=references.version_name(policy, version),
+            target=adaptation.target(version, policy.base_model, references.version_name(policy, version)),
             tools=params.get("tools", ()),
             tool_choice=params.get("tool_choice"),
             parallel_tool_calls=params.get("parallel_tool_calls") is not False,
             response_format=params.get("response_format"),
-            extra_key=version.weights or policy.base_model,
-            weights=(version.weights or BASE_WEIGHTS) if self.settings.trainer.adaptation == "full" else None,
             prompt_ids=prompt_ids,
             priority=PRIORITY,
         )

@@ -27,12 +27,13 @@ from app.deployments import pins, service
 from app.deployments.rollback_preview import RollbackPreview
 from app.deployments.schemas import PinRequest, PinView, VersionNumber
 from app.deployments.version_router import VersionRouter
+from app.engines.adaptation import adaptation_of
 from app.models import SERVED_TRAFFIC, Audit, AuditAction, Deployment, PinKind, Policy, Version
 from app.policies import endpoints as policies
 from app.policies import repository
 from app.policies.endpoints import VersionView
 from app.policies.references import format_reference, version_name
-from app.policies.service import Attribution, require_adapters
+from app.policies.service import Attribution
 from app.policies.version_comparison import compare_versions
 from app.projects.auth import limits_of
 
@@ -201,7 +202,7 @@ async def deploy(visit: Operator, act: Annotated[DeployAct, form_body(DeployAct)
         async with change(visit, act) as (session, policy, _):
             await service.deploy(session, policy, act.version, _attribute(visit, act))
         return await _done(visit, act, f"{name} serves everybody.")
-    require_adapters(visit.settings, "A canary")
+    adaptation_of(visit.settings).require_several_versions("A canary")
     async with change(visit, act) as (session, policy, _):
         version = await service.get_served_version(session, policy, act.version)
         await service.require_untainted(session, policy, version)
@@ -236,7 +237,7 @@ async def _get_canary(session: AsyncSession, policy: Policy, deployment: Deploym
 
 @router.post("/release/pin")
 async def set_pin(visit: Operator, act: Annotated[PinAct, form_body(PinAct)]) -> Response:
-    require_adapters(visit.settings, "A pin")
+    adaptation_of(visit.settings).require_several_versions("A pin")
     request = PinRequest(kind=act.kind, subject=act.subject, version=act.version, reason=act.reason)
     limit = limits_of(visit.request, visit.caller).pins
     async with change(visit, act) as (session, policy, _):

@@ -12,7 +12,7 @@ def chat_body(call: ChatCall, *, stream: bool) -> dict[str, Any]:
     """Return the body of the request for a reply."""
     body: dict[str, Any] = {
         "rid": call.rid,
-        "model": call.model,
+        "model": call.target.label,
         "messages": engine_messages(call.messages),
         **call.sampling.body(),
         "stream": stream,
@@ -30,8 +30,8 @@ def chat_body(call: ChatCall, *, stream: bool) -> dict[str, Any]:
         body["return_meta_info"] = True
     optional = {
         "top_logprobs": call.top_logprobs or None,
-        "lora_path": call.adapter,
-        "extra_key": call.extra_key,
+        "lora_path": call.target.adapter,
+        "extra_key": call.target.prefix_key,
         "input_ids": call.prompt_ids,
         "priority": call.priority,
         "response_format": None if call.requires_tool_call else call.response_format,

@@ -70,7 +70,7 @@ class SGLangClient:
         self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
     ) -> list[int]:
         body: dict[str, Any] = {
-            "model": call.model,
+            "model": call.target.label,
             "messages": engine_messages(call.messages if messages is None else messages),
             **call.tool_fields(),
         }

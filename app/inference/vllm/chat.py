@@ -19,7 +19,7 @@ def chat_body(call: ChatCall, *, stream: bool) -> dict[str, Any]:
     """Return the body of the request for a reply."""
     body: dict[str, Any] = {
         "request_id": call.rid.removeprefix(ID_PREFIX),
-        "model": call.adapter or BASE_MODEL,
+        "model": call.target.adapter or BASE_MODEL,
         "messages": engine_messages(call.messages),
         **call.sampling.body(),
         "stream": stream,
@@ -34,7 +34,7 @@ def chat_body(call: ChatCall, *, stream: bool) -> dict[str, Any]:
         body["parallel_tool_calls"] = True
     optional = {
         "top_logprobs": call.top_logprobs or None,
-        "cache_salt": cache_salt(call.extra_key),
+        "cache_salt": cache_salt(call.target.prefix_key),
         "vllm_xargs": None if call.prompt_ids is None else {PROMPT_IDS_FIELD: list(call.prompt_ids)},
         "priority": None if call.priority is None else -call.priority,  # in vLLM the lowest comes first
         "response_format": None if call.requires_tool_call else call.response_format,
@@ -86,7 +86,7 @@ class VLLMStreamState(StreamState):
         self.prompt_ids = chunk.get("prompt_token_ids") or self.prompt_ids
         _keep(chunk, CHUNK_FIELDS)
         chunk["id"] = self.call.rid
-        chunk["model"] = self.call.model
+        chunk["model"] = self.call.target.label
         for choice in chunk["choices"]:
             self.output_ids += choice.get("token_ids") or []
             has_calls = bool(self._tool_calls or choice["delta"].get("tool_calls"))

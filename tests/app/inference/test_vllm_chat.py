@@ -23,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 def test_only_listed_fields_reach_the_engine(make_call: MakeCall) -> None:
     hostile = {"role": "user", "content": "hi", "lora_path": "x", "vllm_xargs": {"attune_prompt_ids": [1]}}
-    body = chat_body(make_call(messages=[hostile], extra_key="/versions/shop-v1", priority=-1), stream=True)
+    body = chat_body(make_call(messages=[hostile], prefix_key="/versions/shop-v1", priority=-1), stream=True)
     assert body["messages"] == [{"role": "user", "content": "hi"}] and "vllm_xargs" not in body
     assert body["model"] == "base" and body["temperature"] == 1.0 and body["top_k"] == -1 and body["n"] == 1
     assert body["priority"] == 1, "in vLLM the lowest comes first"
@@ -93,7 +93,7 @@ def test_stream_is_captured_and_passed_on_with_openai_fields_only(make_call: Mak
     first = chunk({"role": "assistant", "content": ""}, [], prompt_token_ids=[5, 6])
     sent = [chunk({"content": "Hel", "reasoning": None}, [7]), chunk({}, [8, 9], "stop")]
     assert first is not None and set(first) == {"id", "object", "created", "model", "choices", "usage"}
-    assert all(part is not None and part["model"] == call.model and part["id"] == call.rid for part in sent)
+    assert all(part is not None and part["model"] == call.target.label and part["id"] == call.rid for part in sent)
     choices = [part["choices"][0] for part in sent if part is not None]
     assert {*choices[0]} == {"index", "delta", "logprobs", "finish_reason"}
     assert choices[0]["delta"] == {"content": "Hel"}

@@ -23,7 +23,7 @@ from tests.faults.suite.fake_trainer import FakeTrainer
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import DEMO_MODEL, REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
 from tests.support.scripted_engine import ScriptedEngine, serve
-from workers.base_model import check_version
+from workers.base_model import check_adapter_files
 from workers.engine.supervisor import Supervisor
 from workers.engine.version_files import VersionRef, local_versions
 from workers.release.adapter_sync import sync_adapters
@@ -187,7 +187,7 @@ async def test_damaged_versions_are_not_loaded_on_an_engine_that_starts(
             damage_file(export.path, damage)
 
     def check(path: Path, manifest_sha256: str) -> None:
-        check_version(harness.settings, path, manifest_sha256)
+        check_adapter_files(harness.settings, path, manifest_sha256)
 
     spec = replace(engine_spec(tmp_path, DEMO_MODEL), python=interpreter)
     supervisor = Supervisor(spec, record, local_versions(check), report=lines.append)

@@ -16,12 +16,12 @@ from app.training import kl_guard
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, logprob, serve
-from workers.reconcile import unload_unused_adapters
 from workers.release import adapter_sync
-from workers.release.adapter_sync import sync_adapters
+from workers.release.adapter_sync import sync_adapters, unload_unused_adapters
+from workers.release.delivery.adapters import verify_on_engines
+from workers.release.delivery.base import DeliveryResult
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.release.verify_delivery import VerificationResult, verify_on_engines
 
 IDS = [[5, 6, 7, 8], [9, 10]]
 
@@ -267,12 +267,12 @@ async def test_rollback_during_evaluation_rejects_the_version(
         await publish(harness.db, harness.settings)
     else:
 
-        async def verify_meanwhile(*arguments: Any) -> VerificationResult:
+        async def verify_meanwhile(*arguments: Any) -> DeliveryResult:
             outcome = await verify_on_engines(*arguments)
             await set_head(harness, base)
             return outcome
 
-        monkeypatch.setattr("workers.release.evaluate.verify_on_engines", verify_meanwhile)
+        monkeypatch.setattr("workers.release.delivery.adapters.verify_on_engines", verify_meanwhile)
         await evaluate(harness.db, harness.settings, "test")
     assert (await harness.serving()).id == base.id
     rejected: Version = await harness.get(Version, version.id)

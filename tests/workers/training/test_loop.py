@@ -22,8 +22,8 @@ from app.training import batch_samples
 from tests.support.deployment import Harness
 from tests.support.frozen_batches import create_batch, create_project_with_policy
 from tests.support.updates import expire_leases
+from workers.base_model import check_weights_files
 from workers.context import WorkerContext
-from workers.release.verify_delivery import check_files
 from workers.training import batches
 from workers.training.commands import Update
 from workers.training.loop import TrainingLoop
@@ -256,7 +256,7 @@ async def test_full_weights_are_trained_and_loadable(harness: Harness) -> None:
     versions = sorted(await harness.all(Version), key=lambda version: version.number)[1:]
     assert [version.full_weights for version in versions] == [True, True]
     for version in versions:
-        check_files(version, settings)
+        check_weights_files(settings, Path(version.adapter_path or ""), version.manifest_sha256 or "")
         assert version.adapter is None and version.weights == version.adapter_name
     state = json.loads((Path(versions[1].adapter_path or "") / "trainer" / "state.json").read_text())
     assert state["updates"] == 2
