@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 
 import pytest
 
 from app.cli.main import app
 from app.core.settings import REPOSITORY
-from app.models import Episode
+from app.models import Episode, Turn
 from tests.support.cli import run
 from tests.support.deployment import Harness
 from tests.support.processes import until
@@ -110,7 +111,9 @@ async def test_function_in_another_interpreter_plays_with_its_own_client(cli_har
     assert "chats 3.000" in output
     episodes = await cli_harness.all(Episode)
     assert sorted(row.task for row in episodes) == ["train-0", "train-0", "train-1", "train-1", "train-2", "train-2"]
-    assert {(row.num_turns, row.end_reason) for row in episodes} == {(3, "completed")}
+    assert {(row.end_reason, row.outcome) for row in episodes} == {("completed", 0.5)}
+    turns = Counter(turn.episode_id for turn in await cli_harness.all(Turn))
+    assert turns == {row.id: 3 for row in episodes}
 
 
 @pytest.mark.usefixtures("scripted")
