@@ -31,7 +31,8 @@ async def test_versions_are_named_by_the_database_as_by_their_rows(harness: Harn
     await harness.version()
     await harness.version(full_weights=True)
     async with harness.db.read() as session:
-        rows = await session.execute(select(Version, Version.adapter, Version.weights).order_by(Version.number))
+        query = select(Version, Version.adapter, Version.weights).order_by(Version.number, Version.id)
+        rows = await session.execute(query)
         named = [((version.adapter, version.weights), (adapter, weights)) for version, adapter, weights in rows]
     assert [by_row for by_row, _ in named] == [(None, None), ("shop-v1", None), (None, "shop-v2")]
     assert all(by_row == by_database for by_row, by_database in named)
