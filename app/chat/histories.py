@@ -21,7 +21,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.models import Turn
 
-Messages = list[dict[str, Any]]
+Messages = list[dict[str, object]]
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class History:
     """The messages and tokens of a turn, its reply included, which may begin another turn's prompt."""
 
     turn_id: str
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     token_ids: Sequence[int]
 
-    def columns(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def columns(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
         """Return the columns of a turn with this prompt that refer to this history, if it begins the prompt."""
         count = count_common(self.messages, messages)
         return {"history_id": self.turn_id if count else None, "num_history_messages": count}

@@ -1,13 +1,21 @@
 """Policies and versions, and what serves them: deployments, pins and engines."""
 
 from enum import StrEnum
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Entity, partial_index
+from app.models.base import Base, Entity, Json, partial_index
+
+
+class Probe(TypedDict):
+    """Token ids and the log-probs that a version gives them, and those that its parent gives them."""
+
+    ids: list[list[int]]
+    logprobs: list[list[float]]
+    parent_logprobs: NotRequired[list[list[float]]]  # missing in those of older releases and of base models
 
 
 class PolicyState(StrEnum):
@@ -54,11 +62,11 @@ class Policy(Entity, Base):
         String(48), doc="the policy of whose requests it answers a share; null for none"
     )
     traffic_share: Mapped[float | None] = mapped_column(doc="of the end users and conversations")
-    settings: Mapped[dict[str, Any] | None] = mapped_column(
+    settings: Mapped[dict[str, object] | None] = mapped_column(
         doc="its own values of the sections algorithm, trainer and release; see app/policies/overrides.py"
     )
-    rewards: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of the section; null for none")
-    rollouts: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of the section; null for none")
+    rewards: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of the section; null for none")
+    rollouts: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of the section; null for none")
     mode: Mapped[str] = mapped_column(
         String(16), default=LearningMode.ASYNCHRONOUS, server_default=LearningMode.ASYNCHRONOUS
     )
@@ -77,8 +85,8 @@ class Policy(Entity, Base):
         doc="few replies get feedback; it counts with ATTUNE_FEEDBACK=auto",
     )
     feedback_measured_at: Mapped[float | None]
-    canary: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of release.canary; null for none")
-    shadow: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of release.shadow; null for none")
+    canary: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of release.canary; null for none")
+    shadow: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of release.shadow; null for none")
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
@@ -117,7 +125,7 @@ class Version(Entity, LeaseMixin, Base):
         default=False, server_default=false(), doc="all weights; else an adapter"
     )
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
-    probe: Mapped[dict[str, Any] | None] = mapped_column(doc="token ids and their log-probs from the trainer")
+    probe: Mapped[Probe | None] = mapped_column(Json, doc="token ids and their log-probs from the trainer")
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     timings: Mapped[dict[str, float]] = mapped_column(default=dict, doc="seconds by phase, from trained to served")
     shadow_since: Mapped[float | None]
@@ -225,7 +233,7 @@ class Engine(Base):
     )
     swapping_until: Mapped[float | None] = mapped_column(doc="until when its weights are being swapped, if they are")
     heartbeat_at: Mapped[float | None]
-    load_crashes: Mapped[dict[str, Any] | None] = mapped_column(
+    load_crashes: Mapped[dict[str, object] | None] = mapped_column(
         doc="by adapter: how often in a row it ended while it loaded it, see app/policies/load_errors.py"
     )
     reason: Mapped[str | None] = mapped_column(
