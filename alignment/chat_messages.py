@@ -25,6 +25,7 @@ class AssistantMessage(TypedDict):
     role: str
     content: str | None
     tool_calls: NotRequired[list[ToolCall]]
+    refusal: NotRequired[str | None]
 
 
 def function_calls(message: Mapping[str, object]) -> list[FunctionCall]:

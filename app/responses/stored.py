@@ -2,18 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.chat_messages import AssistantMessage
 from alignment.json_values import as_object, as_text
 from app.chat import histories, repository
 from app.core.errors import BadRequest, NotFound
+from app.inference.chat_format import ChatCompletion
 from app.models import Policy, Turn, TurnState, Version, to_completion_id
 from app.policies.references import version_name
 from app.responses.events import ResponseEvents, render_response
 from app.responses.request import ResponsesRequest
 
+NO_REPLY: AssistantMessage = {"role": "assistant", "content": None}
 PARAMS_KEY: Final = "response"  # in a turn's `request_params`: the parameters that a chat request does not have
 
 
@@ -25,7 +28,7 @@ class PreviousResponse:
     conversation_id: str | None
 
 
-def recorded_params(request: ResponsesRequest) -> dict[str, Any]:
+def recorded_params(request: ResponsesRequest) -> dict[str, object]:
     """Return what a turn records of the request beside the equivalent chat request.
 
     The instructions are the first message of its prompt.
@@ -34,20 +37,19 @@ def recorded_params(request: ResponsesRequest) -> dict[str, Any]:
     return {PARAMS_KEY: {name: value for name, value in fields.items() if value}}
 
 
-async def get_response(session: AsyncSession, project_id: str, response_id: str) -> dict[str, Any]:
+async def get_response(session: AsyncSession, project_id: str, response_id: str) -> dict[str, object]:
     """Return a response object as it was sent, without log-probs. Raises NotFound."""
     turn, policy, version = await _get_turn(session, project_id, response_id)
     instructions = (await _read_prompt(session, turn))[0]
     request, label, created = _to_request(turn, instructions), version_name(policy, version), int(turn.created_at)
     if turn.state == TurnState.OPEN:
-        started: dict[str, Any] = ResponseEvents(request, turn.completion_id, label, created).start()[0]["response"]
-        return started
+        return as_object(ResponseEvents(request, turn.completion_id, label, created).start()[0]["response"])
     prompt, output = turn.num_prompt_tokens or 0, turn.num_output_tokens or 0
-    completion = {
+    completion: ChatCompletion = {
         "id": turn.completion_id,
         "model": label,
         "created": created,
-        "choices": [{"message": turn.reply or {}, "finish_reason": turn.finish_reason}],
+        "choices": [{"message": turn.reply or NO_REPLY, "finish_reason": turn.finish_reason}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
     }
     response = render_response(request, completion)
