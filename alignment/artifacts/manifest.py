@@ -5,7 +5,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn, TypedDict
+from typing import NoReturn
+
+from typing_extensions import TypedDict  # the one that pydantic takes under Python 3.11
 
 from alignment.errors import DamagedAdapter
 

@@ -28,7 +28,7 @@ from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
@@ -60,12 +60,12 @@ class now(FunctionElement[float]):  # noqa: N801 - named like the SQL function
 
 
 @compiles(now, "sqlite")
-def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+def _now_sqlite(element: now, compiler: SQLCompiler, **kw: object) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 @compiles(now, "postgresql")
-def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+def _now_postgresql(element: now, compiler: SQLCompiler, **kw: object) -> str:
     # A subquery is evaluated once per statement. A volatile function alone would prevent the use of an index.
     return "(SELECT extract(epoch from clock_timestamp())::double precision)"
 
@@ -132,7 +132,7 @@ class Database(AbstractAsyncContextManager["Database"]):
             self._sync = create_engine(url, connect_args=arguments, **options)
 
             @event.listens_for(self._sync, "do_connect")
-            def connect(dialect: Any, record: Any, args: Any, kwargs: Any) -> Any:
+            def connect(dialect: object, record: object, args: tuple[str, ...], kwargs: dict[str, Any]) -> object:
                 return connection_class.connect(*args, **kwargs)
 
         self._writer = self.engine.execution_options(attune_write=True)
@@ -272,11 +272,11 @@ def _ping_when_idle(engine: Engine) -> None:
     SQLAlchemy's own ping costs a round trip before every use; a connection in steady use needs none."""
 
     @event.listens_for(engine, "checkin")
-    def checkin(connection: Any, record: Any) -> None:
+    def checkin(connection: object, record: ConnectionPoolEntry) -> None:
         record.info["idle_since"] = time.monotonic()
 
     @event.listens_for(engine, "checkout")
-    def checkout(connection: Any, record: Any, proxy: Any) -> None:
+    def checkout(connection: PoolProxiedConnection, record: ConnectionPoolEntry, proxy: object) -> None:
         idle_since = record.info.get("idle_since")
         if idle_since is None or time.monotonic() - idle_since < IDLE_SECONDS:
             return
