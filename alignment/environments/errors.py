@@ -43,6 +43,19 @@ class InfrastructureFailure(Exception):
     """
 
 
+class AgentFailure(Exception):
+    """The agent gave up, or an error of its own stopped it: the episode ends as `failed`, which is learned from."""
+
+
+class ServiceRefusal(Exception):
+    """The service has refused a request. `code` is that of its error, where it has one."""
+
+    def __init__(self, status: int, code: str | None, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
 def describe_error(error: BaseException) -> str:
     """Return the type and the message's first line, without what may be a key: queries and credentials of URLs.
 

@@ -37,14 +37,14 @@ def open_client(headers: Mapping[str, str] | None = None) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         headers=dict(headers or {}),
         timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
-        verify=_ssl_context(),
+        verify=default_ssl_context(),
         follow_redirects=False,
         trust_env=False,
     )
 
 
 @cache
-def _ssl_context() -> ssl.SSLContext:
+def default_ssl_context() -> ssl.SSLContext:
     """Return one context for all clients: each client of an episode would spend 20 ms on its own."""
     return ssl.create_default_context()
 

@@ -7,10 +7,12 @@ from urllib.parse import quote
 import typer
 
 from app.cli.client import Api, drop_unset
+from app.cli.episode_replay import replay_episode
 from app.cli.options import Json, Yes
 from app.cli.output import Column, Renderable, Row, format_time, make_table, print_list, print_object
 
 episodes = typer.Typer(no_args_is_help=True, help="Look at the episodes of agents: how they ended, and their chats.")
+episodes.command("replay")(replay_episode)
 LIST_COLUMNS = (
     Column("id", "id", no_wrap=True),
     Column("task", "task"),

@@ -1,0 +1,89 @@
+"""What became of a run of an environment: results of single attempts, and their summary."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+
+from pydantic import BaseModel
+
+from alignment.environments.protocols import Reason
+
+LOST: frozenset[str] = frozenset({"abandoned", "infrastructure"})
+MOST_ERRORS = 10
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one attempt ended.
+
+    Attributes:
+        reward: The outcome and the rewards of its steps together; None for one that is lost or that nobody has graded.
+        is_replay: It had been played before, by an earlier run of the same name.
+        error: What the environment, the agent or the service raised.
+    """
+
+    task: str
+    episode_id: str
+    reason: Reason
+    reward: float | None
+    num_turns: int
+    num_tokens: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    is_replay: bool = False
+    error: str | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.reason in LOST
+
+
+class RunSummary(BaseModel):
+    """The figures of a run. Means are over attempts that have a reward; turns and tokens are those of all attempts.
+
+    `ends` counts the attempts by the reason of their end, lost ones too. `num_lost`: planned attempts that were lost
+    again when they were repeated. `errors`: the most frequent ones.
+    """
+
+    run: str
+    num_attempts: int
+    num_lost: int
+    num_replayed: int
+    ends: dict[str, int]
+    mean_reward: float | None
+    reward_deviation: float | None
+    mean_turns: float | None
+    num_turns: int
+    num_tokens: int
+    seconds: float
+    turns_per_second: float
+    metrics: dict[str, float]
+    errors: dict[str, int]
+    is_complete: bool
+
+
+def summarize(run: str, results: Sequence[Result], num_lost: int, seconds: float, *, is_complete: bool) -> RunSummary:
+    """Return the summary of a run. `num_lost` are the planned attempts without a result."""
+    graded = [result for result in results if result.reward is not None]
+    rewards = [result.reward for result in graded if result.reward is not None]
+    played = [result for result in results if not result.is_replay]
+    num_turns = sum(result.num_turns for result in played)
+    names = sorted({name for result in graded for name in result.metrics})
+    errors = Counter(result.error for result in results if result.error is not None)
+    return RunSummary(
+        run=run,
+        num_attempts=len(results),
+        num_lost=num_lost,
+        num_replayed=len(results) - len(played),
+        ends=dict(sorted(Counter(str(result.reason) for result in results).items())),
+        mean_reward=fmean(rewards) if rewards else None,
+        reward_deviation=pstdev(rewards) if rewards else None,
+        mean_turns=fmean(result.num_turns for result in graded) if graded else None,
+        num_turns=num_turns,
+        num_tokens=sum(result.num_tokens for result in played),
+        seconds=round(seconds, 3),
+        turns_per_second=round(num_turns / seconds, 1) if seconds > 0 else 0.0,
+        metrics={name: fmean(result.metrics[name] for result in graded if name in result.metrics) for name in names},
+        errors=dict(errors.most_common(MOST_ERRORS)),
+        is_complete=is_complete,
+    )

@@ -1,0 +1,145 @@
+"""`attune environments`: play the tasks of an environment with a policy, as episodes that it learns from."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated, Literal, get_args
+from uuid import uuid4
+
+import typer
+
+from alignment.environments.environment_run import EnvironmentRun, RunPlan
+from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
+from alignment.environments.open_environment import environment_names, open_environment
+from alignment.environments.protocols import Environment, Limits
+from alignment.environments.run_summary import Result, RunSummary
+from alignment.environments.service_client import ServiceClient
+from alignment.environments.service_http import ServiceHttp
+from app.cli.client import CommandError, load_api_key, service_url, tls_context
+from app.cli.options import Json, PolicyName, parse_json
+from app.cli.output import print_object
+from app.core.settings import Settings, get_settings
+
+environments = typer.Typer(no_args_is_help=True, help="Play tasks of environments with a policy, and learn from it.")
+VersionRule = Literal["follow", "leash", "pin"]
+PROGRESS_LINES = 20
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
+
+
+@environments.command("list")
+def list_environments(json: Json = False) -> None:
+    """List the environments that can be named: those of installed packages, and schemes, which end with a colon.
+
+    Any class of this Python environment can be named too, as `package.module:Class`.
+    """
+    print_object(environment_names(), json, lambda names: "\n".join(names) or "none is installed")
+
+
+@environments.command("run")
+def run_environment(
+    environment: Annotated[str, typer.Argument(help="package.module:Class, a name, or a scheme, as `list` has them")],
+    policy: PolicyName = None,
+    tasks: Annotated[int, typer.Option(min=1, help="how many tasks")] = 8,
+    group: Annotated[int, typer.Option(min=1, max=128, help="attempts at each task, which are compared")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="attempts at a time")] = 8,
+    split: Annotated[str, typer.Option(help="which tasks, as the environment names them")] = "train",
+    seed: Annotated[int, typer.Option(help="of the tasks")] = 0,
+    arguments: Annotated[str, typer.Option(help="the environment's arguments, as a JSON object")] = "{}",
+    max_turns: Annotated[int | None, typer.Option(min=1, help="of an attempt")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="of all replies of an attempt")] = None,
+    max_reply_tokens: Annotated[int | None, typer.Option(min=1, help="of a reply")] = None,
+    deadline: Annotated[float, typer.Option(min=1, max=86_400, help="seconds of an attempt")] = 3600.0,
+    version: Annotated[str, typer.Option(help="the version that answers later chats: follow, leash or pin")] = "follow",
+    run: Annotated[str | None, typer.Option(help="a name: the same run again goes on where it was ended")] = None,
+    json: Json = False,
+) -> None:
+    """Play tasks of an environment with the policy. Each attempt is an episode, attempts at one task are a group.
+
+    Ctrl-C ends the open attempts as abandoned: nothing is learned from them. The exit status is 1 if no attempt has a
+    reward.
+    """
+    if version not in get_args(VersionRule):
+        raise typer.BadParameter(f"{version!r} is none of {', '.join(get_args(VersionRule))}", param_hint="--version")
+    values = parse_json(arguments, "--arguments")
+    if not isinstance(values, dict):
+        raise CommandError("--arguments is no JSON object")
+    settings = get_settings()
+    plan = RunPlan(
+        name=run or f"run-{uuid4().hex[:12]}",
+        policy=policy or settings.policy,
+        num_tasks=tasks,
+        group_size=group,
+        concurrency=concurrency,
+        split=split,
+        seed=seed,
+        version=version,
+        limits=Limits(max_turns, max_tokens, max_reply_tokens, deadline),
+        metadata={"environment": environment[:512]},
+    )
+    sys.path.insert(0, os.getcwd())  # as uvicorn and celery do: the environment may be a file beside
+    summary, status = asyncio.run(_run(open_environment(environment, values), plan, settings))
+    print_object(summary.model_dump(), json, lambda _: render(summary))
+    if status == 0 and summary.mean_reward is None:
+        status = 1
+    raise typer.Exit(status)
+
+
+async def _run(environment: Environment, plan: RunPlan, settings: Settings) -> tuple[RunSummary, int]:
+    """Return the summary and the exit status."""
+    http = ServiceHttp(connections=plan.concurrency + 8, verify=tls_context(settings))
+    service = ServiceClient(service_url(settings), load_api_key(settings), http)
+    run = EnvironmentRun(environment, service, plan, _Progress(plan).show)
+    task = asyncio.ensure_future(run.run())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        return await task, 0
+    except asyncio.CancelledError:
+        return run.summary(), INTERRUPTED
+    except (InfrastructureFailure, ServiceRefusal) as error:
+        typer.echo(f"attune: the run {plan.name} has ended: {error}", err=True)
+        return run.summary(), 1
+    finally:
+        with suppress(Exception):  # the run is over, and its error matters more
+            await environment.close()
+        await http.close()
+
+
+class _Progress:
+    """Lines of progress on standard error: about twenty for a run."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._num_planned = plan.num_tasks * plan.group_size
+        self._every = max(1, self._num_planned // PROGRESS_LINES)
+        self._num_done = 0
+        self._rewards: list[float] = []
+
+    def show(self, result: Result) -> None:
+        self._num_done += not result.is_lost
+        if result.reward is not None:
+            self._rewards.append(result.reward)
+        if result.error is not None:
+            typer.echo(f"{result.episode_id} of {result.task}: {result.error}", err=True)
+        if not result.is_lost and self._num_done % self._every == 0:
+            mean = f", mean reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
+            typer.echo(f"{self._num_done} of {self._num_planned} attempts{mean}", err=True)
+
+
+def render(summary: RunSummary) -> Iterator[str]:
+    """Yield the summary in sentences."""
+    state = "complete" if summary.is_complete else "not complete; run it again with the same --run to go on"
+    yield f"run {summary.run}: {summary.num_attempts} attempts in {summary.seconds:.1f} s, {state}"
+    if summary.mean_reward is not None:
+        yield f"mean reward {summary.mean_reward:.3f}, deviation {summary.reward_deviation or 0.0:.3f}"
+    if summary.mean_turns is not None:
+        yield f"mean turns {summary.mean_turns:.1f}; {summary.num_turns} turns, {summary.turns_per_second:.1f} a second"
+    yield "ends: " + (", ".join(f"{name} {number}" for name, number in summary.ends.items()) or "none")
+    if summary.num_lost:
+        yield f"{summary.num_lost} planned attempts were lost twice, and have no result"
+    if summary.num_replayed:
+        yield f"{summary.num_replayed} attempts had been played before"
+    yield from (f"{name} {value:.3f}" for name, value in summary.metrics.items())
+    yield from (f"{number} × {error}" for error, number in summary.errors.items())
