@@ -12,18 +12,16 @@ therefore lock a history while they refer to it (`lock_histories`), and store th
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, Select, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
-from app.core.rows import AnyRow, AnySelect
 from app.models import Turn
 
-Messages = list[dict[str, object]]
-T = TypeVar("T")
+Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -31,32 +29,32 @@ class History:
     """The messages and tokens of a turn, its reply included, which may begin another turn's prompt."""
 
     turn_id: str
-    messages: Sequence[Mapping[str, object]]
+    messages: Sequence[Mapping[str, Any]]
     token_ids: Sequence[int]
 
-    def columns(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    def columns(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the columns of a turn with this prompt that refer to this history, if it begins the prompt."""
         count = count_common(self.messages, messages)
         return {"history_id": self.turn_id if count else None, "num_history_messages": count}
 
 
-def count_common(one: Sequence[object], other: Sequence[object]) -> int:
+def count_common(one: Sequence[Any], other: Sequence[Any]) -> int:
     """Return the length of the common beginning of two sequences."""
     if len(one) <= len(other) and list(one) == list(other[: len(one)]):  # the usual case, and fast
         return len(one)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-class Part(NamedTuple, Generic[T]):
+class Part(NamedTuple):
     """What one turn of a chain stores: `own` follows the history's `num_shared`, `reply` follows `own`."""
 
     history_id: str | None
     num_shared: int
-    own: Sequence[T] | None
-    reply: Sequence[T]
+    own: Sequence[Any] | None
+    reply: Sequence[Any]
 
 
-def _select_chains(turn_ids: Collection[str], *columns: InstrumentedAttribute[Any]) -> AnySelect:
+def _select_chains(turn_ids: Collection[str], *columns: InstrumentedAttribute[Any]) -> Select[Any]:
     """Return a query for these columns of the turns and of all turns that they refer to."""
     chain = select(Turn.id, Turn.history_id).where(Turn.id.in_(turn_ids)).cte("chain", recursive=True)
     history = aliased(Turn)
@@ -64,27 +62,27 @@ def _select_chains(turn_ids: Collection[str], *columns: InstrumentedAttribute[An
     return select(Turn.id, Turn.history_id, *columns).join(chain, chain.c.id == Turn.id)
 
 
-def select_messages(turn_ids: Collection[str]) -> AnySelect:
+def select_messages(turn_ids: Collection[str]) -> Select[Any]:
     return _select_chains(turn_ids, Turn.num_history_messages, Turn.own_messages, Turn.reply)
 
 
-def select_prompt_ids(turn_ids: Collection[str]) -> AnySelect:
+def select_prompt_ids(turn_ids: Collection[str]) -> Select[Any]:
     return _select_chains(turn_ids, Turn.num_history_tokens, Turn.own_prompt_ids, Turn.output_ids)
 
 
-def join_messages(rows: Iterable[AnyRow], turn_ids: Collection[str]) -> dict[str, Messages]:
+def join_messages(rows: Iterable[Any], turn_ids: Collection[str]) -> dict[str, Messages]:
     """Return the messages of each turn's prompt, from the rows of `select_messages`."""
     parts = {id: Part(history_id, count, own, [reply] if reply else []) for id, history_id, count, own, reply in rows}
     return {id: messages for id in turn_ids if (messages := _join(parts, id)) is not None}
 
 
-def join_prompt_ids(rows: Iterable[AnyRow], turn_ids: Collection[str]) -> dict[str, list[int]]:
+def join_prompt_ids(rows: Iterable[Any], turn_ids: Collection[str]) -> dict[str, list[int]]:
     """Return the prompt ids of each turn that has some, from the rows of `select_prompt_ids`."""
     parts = {id: Part(history_id, count, own, reply or []) for id, history_id, count, own, reply in rows}
     return {id: ids for id in turn_ids if (ids := _join(parts, id))}
 
 
-def _join(parts: Mapping[str, Part[T]], turn_id: str) -> list[T] | None:
+def _join(parts: Mapping[str, Part], turn_id: str) -> list[Any] | None:
     """Return the prompt of a turn, read from its end to its beginning; None if the turn is not there or has none."""
     if (part := parts.get(turn_id)) is None or part.own is None:
         return None

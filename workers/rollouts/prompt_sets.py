@@ -1,7 +1,8 @@
 """Prompt sets: plans → rollouts of the next prompts by the live version, and the verifier that scores the replies."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -32,7 +33,6 @@ from app.models import (
     new_id,
     record_audit,
 )
-from app.models.rollout import DatasetContent
 from app.policies import repository as policies
 from app.policies.overrides import effective_settings
 from app.training.policy_config import effective_rollouts, load_verifier
@@ -168,7 +168,7 @@ async def _create_group(
     """Create the rollouts of the plan's next prompt, and move the plan on."""
     version = prompt.version
     ids, messages = [new_id("chatcmpl") for _ in range(plan.n)], prompt.row.content["messages"]
-    defaults: dict[str, object] = {
+    defaults: dict[str, Any] = {
         "completion_id": ids[0],
         "project_id": plan.project_id,
         "policy_id": plan.policy_id,
@@ -203,7 +203,7 @@ def _finish_plan(session: AsyncSession, plan: RolloutPlan, state: PlanState, rea
 
 
 async def verify_reply(
-    verifier_config: dict[str, object], settings: Settings, row_content: DatasetContent, capture: Capture
+    verifier_config: dict[str, Any], settings: Settings, row_content: Mapping[str, Any], capture: Capture
 ) -> float | None:
     """Return the verifier's reward for a reply, in [-1, 1], or None if the verifier has no opinion.
 
