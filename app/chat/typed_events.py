@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import anyio
 import orjson
@@ -11,9 +11,10 @@ from starlette.responses import Response
 from app.chat import service
 from app.chat.endpoints import event_stream
 from app.core.errors import AttuneError
+from app.inference.chat_format import ChatChunk
 
 log = logging.getLogger("attune.chat")
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 class EventTranslator(Protocol):
@@ -21,7 +22,7 @@ class EventTranslator(Protocol):
 
     def start(self) -> list[Event]: ...
 
-    def add_chunk(self, chunk: dict[str, Any]) -> list[Event]: ...
+    def add_chunk(self, chunk: ChatChunk) -> list[Event]: ...
 
     def finish(self) -> list[Event]: ...
 
@@ -51,7 +52,7 @@ async def server_sent_events(
         try:
             yield encode_events(translator.start())
             while chunk is not None:
-                yield encode_events(translator.add_chunk(chunk))
+                yield encode_events(translator.add_chunk(cast(ChatChunk, chunk)))
                 chunk = await anext(chunks, None)
             yield encode_events(translator.finish())
         except AttuneError as error:
@@ -63,6 +64,4 @@ async def server_sent_events(
 
 
 def encode_events(events: list[Event]) -> bytes:
-    return b"".join(
-        b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n" for event in events
-    )
+    return b"".join(f"event: {event['type']}\ndata: ".encode() + orjson.dumps(event) + b"\n\n" for event in events)

@@ -4,8 +4,6 @@ Callers hold the policy's lock. So changes of one subject's pin do not overlap, 
 too, neither taints the version nor removes the pin meanwhile.
 """
 
-from typing import Any
-
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -40,7 +38,7 @@ async def set_pin(
     pin, previous = (await session.execute(query)).one_or_none() or (None, None)
     if pin is not None and pin.version_id == version.id and request.reason in (None, pin.reason):
         return pin, version
-    details: dict[str, Any] = {"policy": policy.name, "kind": request.kind, "version": version.number}
+    details: dict[str, object] = {"policy": policy.name, "kind": request.kind, "version": version.number}
     if previous is not None:
         details["previous"] = previous.number
     if is_key:
@@ -79,7 +77,7 @@ async def remove_pin(session: AsyncSession, policy: Policy, pin_id: str, *, acto
     row = (await session.execute(_select_pins(policy.id).where(Pin.id == pin_id))).one_or_none()
     pin, version = require_row(row, f"There is no pin '{pin_id}'.", param="pin_id")
     await session.delete(pin)
-    details: dict[str, Any] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
+    details: dict[str, object] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
     audit_policy(session, policy, AuditAction.PIN_REMOVED, actor, subject=pin.id, **details)
 
 

@@ -28,6 +28,7 @@ from sqlalchemy.orm import aliased
 from app.core.cache import SingleFlightCache
 from app.core.database import Database
 from app.core.errors import AttuneError, NotFound, Unavailable, require_row
+from app.core.rows import AnyRow
 from app.deployments.traffic import Branch, find_branch, read_branches
 from app.engines import load_errors
 from app.engines.fleet import is_loaded
@@ -318,7 +319,7 @@ def resolve_model(connection: Connection, project_id: str, model: str, *, archiv
     return _resolved_model(row, parse_reference(model).names_version)
 
 
-def _require_answering(row: Any) -> None:
+def _require_answering(row: AnyRow) -> None:
     """Raise NotFound for an archived policy."""
     if row.policy_state not in ANSWERING:
         message = (
@@ -328,7 +329,7 @@ def _require_answering(row: Any) -> None:
         raise NotFound(message, code="policy_archived", param="model")
 
 
-def _read_ready_engines(connection: Connection) -> Sequence[Any]:
+def _read_ready_engines(connection: Connection) -> Sequence[AnyRow]:
     """Return the ready engines. Raises Unavailable when there are none."""
     engines = connection.execute(SELECT_READY_ENGINES).all()
     if not engines:
@@ -336,12 +337,12 @@ def _read_ready_engines(connection: Connection) -> Sequence[Any]:
     return engines
 
 
-def _engines_with(ready: Sequence[Any], model: ResolvedModel) -> tuple[RoutedEngine, ...]:
+def _engines_with(ready: Sequence[AnyRow], model: ResolvedModel) -> tuple[RoutedEngine, ...]:
     """Return those that have loaded the version."""
     return tuple(RoutedEngine(row.name, row.url, row.kind) for row in ready if is_loaded(row, model))
 
 
-def _is_unloadable(ready: Sequence[Any], model: ResolvedModel) -> bool:
+def _is_unloadable(ready: Sequence[AnyRow], model: ResolvedModel) -> bool:
     """Whether one of these engines has recorded that it cannot load the version."""
     return any(model.adapter in load_errors.read(row) for row in ready)
 
@@ -368,7 +369,7 @@ def _read_model_row(connection: Connection, project_id: str, model: str) -> Any:
     raise NotFound(message, code="model_not_found", param="model")
 
 
-def _resolved_model(row: Any, names_version: bool) -> ResolvedModel:
+def _resolved_model(row: AnyRow, names_version: bool) -> ResolvedModel:
     created_at = row.version_created_at if names_version else row.policy_created_at
     return ResolvedModel(**{name: getattr(row, name) for name in MODEL_COLUMNS}, created_at=created_at)
 

@@ -2,9 +2,18 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
+from alignment.chat_messages import AssistantMessage, ToolCall
 from app.inference.request import ChatCall
+
+
+class WeightSpan(TypedDict):
+    """The version of full weights that generated the output tokens from `start` to before `end`."""
+
+    version: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +28,9 @@ class Capture:
     output_ids: list[int]
     logprobs: list[float]
     text: str
-    tool_calls: list[dict[str, Any]]
+    tool_calls: list[ToolCall]
     finish_reason: str | None
-    weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights only
+    weight_versions: list[WeightSpan]  # with full weights only
     exclusion_reason: str | None = None
 
     @property
@@ -30,9 +39,9 @@ class Capture:
         return bool(self.output_ids or self.logprobs or self.text or self.tool_calls)
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> AssistantMessage:
         """The reply as OpenAI's assistant message."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        message: AssistantMessage = {"role": "assistant", "content": self.text}
         if self.tool_calls:
             message["content"] = self.text or None
             message["tool_calls"] = self.tool_calls

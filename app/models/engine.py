@@ -1,7 +1,6 @@
 """Engines: where they are, and which versions they have loaded."""
 
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
@@ -38,7 +37,7 @@ class Engine(Base):
     )
     swapping_until: Mapped[float | None] = mapped_column(doc="until when its weights are being swapped, if they are")
     heartbeat_at: Mapped[float | None]
-    load_crashes: Mapped[dict[str, Any] | None] = mapped_column(
+    load_crashes: Mapped[dict[str, object] | None] = mapped_column(
         doc="by adapter: how often in a row it ended while it loaded it, see app/engines/load_errors.py"
     )
     reason: Mapped[str | None] = mapped_column(

@@ -1,7 +1,6 @@
 """Policies: a base model with its versions."""
 
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import ForeignKey, String, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
@@ -53,11 +52,11 @@ class Policy(Entity, Base):
         String(48), doc="the policy of whose requests it answers a share; null for none"
     )
     traffic_share: Mapped[float | None] = mapped_column(doc="of the end users and conversations")
-    settings: Mapped[dict[str, Any] | None] = mapped_column(
+    settings: Mapped[dict[str, object] | None] = mapped_column(
         doc="its own values of the sections algorithm, trainer and release; see app/policies/overrides.py"
     )
-    rewards: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of the section; null for none")
-    rollouts: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of the section; null for none")
+    rewards: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of the section; null for none")
+    rollouts: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of the section; null for none")
     mode: Mapped[str] = mapped_column(
         String(16), default=LearningMode.ASYNCHRONOUS, server_default=LearningMode.ASYNCHRONOUS
     )
@@ -76,7 +75,7 @@ class Policy(Entity, Base):
         doc="few replies get feedback; it counts with ATTUNE_FEEDBACK=auto",
     )
     feedback_measured_at: Mapped[float | None]
-    canary: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of release.canary; null for none")
-    shadow: Mapped[dict[str, Any] | None] = mapped_column(doc="its own values of release.shadow; null for none")
+    canary: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of release.canary; null for none")
+    shadow: Mapped[dict[str, object] | None] = mapped_column(doc="its own values of release.shadow; null for none")
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)

@@ -1,14 +1,22 @@
 """Versions: what the updates of a policy result in, from trained to served."""
 
 from enum import StrEnum
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from sqlalchemy import ColumnElement, ForeignKey, Index, String, UniqueConstraint, case, false
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Entity, partial_index
+from app.models.base import Base, Entity, Json, partial_index
+
+
+class Probe(TypedDict):
+    """Token ids and the log-probs that a version gives them, and those that its parent gives them."""
+
+    ids: list[list[int]]
+    logprobs: list[list[float]]
+    parent_logprobs: NotRequired[list[list[float]]]  # missing in those of older releases and of base models
 
 
 class VersionState(StrEnum):
@@ -45,7 +53,7 @@ class Version(Entity, LeaseMixin, Base):
         default=False, server_default=false(), doc="all weights; else an adapter"
     )
     manifest_sha256: Mapped[str | None] = mapped_column(String(64))
-    probe: Mapped[dict[str, Any] | None] = mapped_column(doc="token ids and their log-probs from the trainer")
+    probe: Mapped[Probe | None] = mapped_column(Json, doc="token ids and their log-probs from the trainer")
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     timings: Mapped[dict[str, float]] = mapped_column(default=dict, doc="seconds by phase, from trained to served")
     shadow_since: Mapped[float | None]

@@ -1,7 +1,6 @@
 """Policies of a project beyond its first: another policy over the same base model, and changes of its own settings."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,7 +18,7 @@ async def create(
     session: AsyncSession,
     project_id: str,
     name: str,
-    own: Mapping[str, Any],
+    own: Mapping[str, object],
     by: Attribution,
     settings: Settings,
     *,

@@ -9,8 +9,6 @@ version that serves. In the synchronous mode only samples of the serving version
 is assembled.
 """
 
-from typing import Any
-
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
@@ -74,5 +72,5 @@ def _set_mode(session: AsyncSession, policy: Policy, mode: LearningMode, *, acto
     if previous == mode:
         return
     policy.mode, policy.mode_reason, policy.mode_since = mode, reason, now()
-    details: dict[str, Any] = {"previous": previous, "kl_alarms": policy.kl_alarms}
-    audit_policy(session, policy, AuditAction(f"training.{mode}"), actor, reason, **details)
+    action = AuditAction(f"training.{mode}")
+    audit_policy(session, policy, action, actor, reason, previous=previous, kl_alarms=policy.kl_alarms)

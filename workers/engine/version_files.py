@@ -97,7 +97,7 @@ def downloaded_versions(url: str, key: str, check: Callable[[Path], None], direc
                 _download(client, MANIFEST, target, MAX_MANIFEST_BYTES)
                 files, _ = read_manifest(target, ref.manifest_sha256)
                 for file in (ADAPTER_CONFIG, ADAPTER):
-                    _download(client, file, target, files.get(file, {}).get("size", 0))
+                    _download(client, file, target, files[file]["size"] if file in files else 0)
                     if is_modified(target / file, files.get(file)):
                         raise DamagedAdapter(f"{file} of {ref.name}, as it was pulled, is not what was sealed.")
             except httpx2.HTTPError as error:

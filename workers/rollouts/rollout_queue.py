@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.json_values import as_integer
 from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
 from app.core.leases import LeaseLost, lease_is_free
@@ -130,7 +131,7 @@ async def claim_rollouts(db: Database, settings: Settings, owner: str) -> list[t
             engine = capacity.choose_engine(policy, version, settings, turn.engine)
             if engine is None or plan_state == PlanState.PAUSED:
                 continue
-            max_tokens = int(turn.sampling.get("max_tokens") or settings.server.default_max_tokens)
+            max_tokens = as_integer(turn.sampling.get("max_tokens") or settings.server.default_max_tokens)
             budget = policy.id, rollout.origin
             if budget not in budgets:
                 budgets[budget] = await _read_budget(session, policy, rollout.origin, settings)

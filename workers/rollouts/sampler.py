@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -154,7 +153,7 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
     async def close(self, session: AsyncSession, row: Rollout, state: str, reason: str) -> None:
         await close_rollout(session, self.settings, row, state, reason)
 
-    def retry_values(self, row: Rollout) -> dict[str, Any]:
+    def retry_values(self, row: Rollout) -> dict[str, object]:
         return {"tokens": 0}
 
     async def _build_request(self) -> RolloutRequest:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from sqlalchemy import exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -298,8 +297,15 @@ async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: st
 async def record_failed_attempt(db: Database, claimed: ClaimedBatch, reason: str) -> None:
     """Audit why an attempt failed. The batch stays open and is claimed again when its lease expires."""
     async with db.write() as session:
-        details: dict[str, Any] = {"project_id": claimed.policy.project_id, "attempt": claimed.row.attempt}
-        record_audit(session, TRAINER, AuditAction.BATCH_ATTEMPT_FAILED, claimed.row.id, reason, **details)
+        record_audit(
+            session,
+            TRAINER,
+            AuditAction.BATCH_ATTEMPT_FAILED,
+            claimed.row.id,
+            reason,
+            project_id=claimed.policy.project_id,
+            attempt=claimed.row.attempt,
+        )
 
 
 async def quarantine_poisoned(db: Database, settings: Settings) -> int:
@@ -349,6 +355,6 @@ async def _discard(
     record_audit(session, TRAINER, action, claimed.row.id, reason, project_id=project_id)
 
 
-async def _finish(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, **values: Any) -> None:
+async def _finish(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, **values: object) -> None:
     row = claimed.row
     await leases.finish(session, Batch, row.id, fence=row.fence, state=state, settled_at=now(), **values)

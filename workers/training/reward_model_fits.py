@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -42,7 +41,6 @@ from workers.training.results import FittedRewardModel
 MAX_LABELS = 5_000  # the newest ones: this bounds the duration of a fit, and preferences change
 REFIT_GROWTH = 4  # a refit needs at least a quarter as many new labels as the last fit had, since it takes as long
 NOT_CONFIGURED = "the policy has no learned reward source"
-NO_FILES: dict[str, Any] = {"path": None, "manifest_sha256": None, "metrics": {}}
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ async def commit(db: Database, claimed: ClaimedFit, fitted: FittedRewardModel) -
             await reward_models.retire_serving(session, policy)
             values["served_at"] = now()
         details = {"auc_low": fitted.metrics.get("auc_low"), "examples": len(claimed.dataset)}
-        await _finish(session, policy, claimed.row, state, None, details, **values)
+        await _finish(session, policy, claimed.row, state, None, details, values=values)
     return state
 
 
@@ -201,12 +199,13 @@ async def refuse(db: Database, claimed: ClaimedFit, reason: str, fitted: FittedR
     The serving reward model does not change. With files its model predicts the votes until the next fit.
     """
     async with db.write() as session:
-        values = NO_FILES if fitted is None else _columns(fitted)
         state = RewardModelState.REFUSED
-        await _finish(session, claimed.policy, claimed.row, state, reason, **values)
+        await _finish(session, claimed.policy, claimed.row, state, reason, values=_columns(fitted))
 
 
-def _columns(fitted: FittedRewardModel) -> dict[str, Any]:
+def _columns(fitted: FittedRewardModel | None) -> dict[str, object]:
+    if fitted is None:
+        return {"path": None, "manifest_sha256": None, "metrics": {}}
     return {
         "path": str(fitted.directory),
         "manifest_sha256": fitted.manifest_sha256,
@@ -331,13 +330,22 @@ async def _finish(
     row: RewardModel,
     state: RewardModelState,
     reason: str | None,
-    details: Mapping[str, Any] = MappingProxyType({}),
+    details: Mapping[str, object] = MappingProxyType({}),
     *,
     actor: str = reward_models.TRAINER,
-    **values: Any,
+    values: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Write the final state under the row's fencing token, and audit it with `details`. Raises LeaseLost."""
-    values |= {"state": state, "actor": actor, "reason": reason, "settled_at": now()}
-    await leases.finish(session, RewardModel, row.id, fence=row.fence, **values)
+    """Write the final state and `values` under the row's fence, and audit it with `details`. Raises LeaseLost."""
+    await leases.finish(
+        session,
+        RewardModel,
+        row.id,
+        fence=row.fence,
+        state=state,
+        actor=actor,
+        reason=reason,
+        settled_at=now(),
+        **values,
+    )
     name, action = reward_models.reward_model_name(policy, row), AuditAction(f"reward_model.{state}")
     record_audit(session, actor, action, name, reason, project_id=policy.project_id, **details)

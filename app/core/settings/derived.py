@@ -1,13 +1,11 @@
 """The trainer's configuration, derived from the settings."""
 
-from typing import Any
-
 from alignment.config.algorithm import AlgorithmConfig
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from app.core.settings.root import DEFAULT_EPOCHS, Settings
 
 
-def derived_values(settings: Settings) -> dict[str, Any]:
+def derived_values(settings: Settings) -> dict[str, object]:
     """Return, by path, the values that apply where a setting is unset or another setting limits it."""
     trainer, config = settings.trainer, trainer_config(settings)
     return {
