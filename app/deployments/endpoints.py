@@ -34,6 +34,7 @@ from app.models import AuditAction, ConversationRouting, Deployment, Engine, Pin
 from app.policies import repository
 from app.policies import service as policies
 from app.policies.context import OperatedPolicyDep, PolicyContentDep, PolicyContext, ReasonBody, ViewedPolicyDep
+from app.policies.locks import LockedPolicy
 from app.policies.references import version_name
 from app.policies.service import require_adapters
 from app.projects.auth import limits_of
@@ -82,13 +83,13 @@ async def deploy(
     by = context.attribute(body.reason)
     if body.share is not None:
         require_adapters(context.settings, "A canary")
-    async with _change(context) as (session, policy):
+    async with _change(context) as locked:
         if body.share is None:
-            await service.deploy(session, policy, body.version, by)
+            await service.deploy(locked, body.version, by)
         else:
-            version = await service.get_served_version(session, policy, body.version)
-            await service.require_untainted(session, policy, version)
-            await service.start_canary(session, policy, version, body.share, by, watched=body.watch)
+            version = await service.get_served_version(*locked, body.version)
+            await service.require_untainted(*locked, version)
+            await service.start_canary(locked, version, body.share, by, watched=body.watch)
     return await get_deployment(context)
 
 
@@ -97,10 +98,10 @@ async def roll_back(
     context: OperatedPolicyDep, body: Annotated[RollbackRequest, json_body(RollbackRequest)]
 ) -> RollbackResult:
     """Undo the latest release, or return to an older version; training continues from there."""
-    async with _change(context) as (session, policy):
+    async with _change(context) as locked:
         by = context.attribute(body.reason)
-        versions = await service.roll_back(session, policy, body.version, by, from_version=body.from_version)
-    rolled_back, serving = (version_name(policy, version) for version in versions)
+        versions = await service.roll_back(locked, body.version, by, from_version=body.from_version)
+    rolled_back, serving = (version_name(locked.policy, version) for version in versions)
     return RollbackResult(policy=context.name, rolled_back=rolled_back, serving=serving)
 
 
@@ -114,8 +115,8 @@ async def preview_rollback(
     if version is not None and from_version is not None:
         raise BadRequest("Give either 'version', to return to, or 'from_version', to roll back.", param="version")
     try:
-        async with context.write() as (session, policy):
-            await rollback_preview.preview_rollback(session, policy, version, from_version, context.attribute(None))
+        async with context.write() as locked:
+            await rollback_preview.preview_rollback(locked, version, from_version, context.attribute(None))
     except PreviewDone as done:
         async with context.db.read_snapshot() as session:
             return await rollback_preview.add_samples(session, done)
@@ -125,41 +126,42 @@ async def preview_rollback(
 @router.post("/canary/promote")
 async def promote_canary(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Deploy the canary to everybody. 409 without a canary."""
-    async with _change(context) as (session, policy):
+    async with _change(context) as locked:
+        session, policy = locked
         deployment = await repository.get_deployment(session, policy.id)
         if deployment.canary_version_id is None:
             raise _no_canary(policy)
         version = await repository.get_version(session, deployment.canary_version_id)
-        await service.deploy(session, policy, version.number, context.attribute(body.reason))
+        await service.deploy(locked, version.number, context.attribute(body.reason))
     return await get_deployment(context)
 
 
 @router.post("/canary/abort")
 async def abort_canary(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Return everybody to the version that serves. 409 without a canary."""
-    async with _change(context) as (session, policy):
-        if await service.abort_canary(session, policy, context.attribute(body.reason)) is None:
-            raise _no_canary(policy)
+    async with _change(context) as locked:
+        if await service.abort_canary(locked, context.attribute(body.reason)) is None:
+            raise _no_canary(locked.policy)
     return await get_deployment(context)
 
 
 @router.post("/shadow/promote")
 async def promote_shadow(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Publish the version in shadow, as a canary or to everybody, as new versions are. 409 without one."""
-    async with _change(context) as (session, policy):
-        version = await _get_shadow_version(session, policy)
-        await service.require_untainted(session, policy, version)
-        service.pass_shadow(session, policy, version, context.attribute(body.reason))
+    async with _change(context) as locked:
+        version = await _get_shadow_version(*locked)
+        await service.require_untainted(*locked, version)
+        service.pass_shadow(locked, version, context.attribute(body.reason))
     return await get_deployment(context)
 
 
 @router.post("/shadow/abort")
 async def abort_shadow(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Reject the version in shadow; training continues from the version that serves. 409 without one."""
-    async with _change(context) as (session, policy):
-        version = await _get_shadow_version(session, policy)
+    async with _change(context) as locked:
+        version = await _get_shadow_version(*locked)
         reason = body.reason or SHADOW_ABORTED
-        await service.reject_version(session, policy, version, actor=context.actor, reason=reason)
+        await service.reject_version(locked, version, actor=context.actor, reason=reason)
     return await get_deployment(context)
 
 
@@ -193,11 +195,11 @@ async def put_delivery(
 async def set_pin(context: OperatedPolicyDep, body: Annotated[PinRequest, json_body(PinRequest)]) -> PinView:
     """Pin a subject to a version, from its next request on. Idempotent; another version changes the pin."""
     require_adapters(context.settings, "A pin")
-    async with _change(context) as (session, policy):
+    async with _change(context) as locked:
         limit = limits_of(context.request, context.caller).pins
-        pin, version = await pins.set_pin(session, policy, body, actor=context.actor, limit=limit)
-        engines = await policies.list_ready_engines(session)
-    return _view_pin(policy, pin, version, engines)
+        pin, version = await pins.set_pin(locked, body, actor=context.actor, limit=limit)
+        engines = await policies.list_ready_engines(locked.session)
+    return _view_pin(locked.policy, pin, version, engines)
 
 
 @pin_router.get("")
@@ -219,16 +221,16 @@ async def remove_pin(
     context: OperatedPolicyDep, pin_id: Annotated[str, Path(min_length=1, max_length=48)]
 ) -> PinDeleted:
     """Remove a pin: the deployment and the canary decide about its subject again."""
-    async with _change(context) as (session, policy):
-        await pins.remove_pin(session, policy, pin_id, actor=context.actor)
+    async with _change(context) as locked:
+        await pins.remove_pin(locked, pin_id, actor=context.actor)
     return PinDeleted(id=pin_id)
 
 
 @asynccontextmanager
-async def _change(context: PolicyContext) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+async def _change(context: PolicyContext) -> AsyncIterator[LockedPolicy]:
     """Open a write transaction with the policy locked, and drop the cached routes after its commit."""
-    async with context.write() as (session, policy):
-        yield session, policy
+    async with context.write() as locked:
+        yield locked
     services_of(context.request).get(VersionRouter).forget()
 
 

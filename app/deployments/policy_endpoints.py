@@ -20,6 +20,7 @@ from app.models import Policy
 from app.policies import lifecycle
 from app.policies.context import OperatedPolicyDep, PolicyContext, PolicyDep, Reason, ReasonBody, ViewedPolicyDep
 from app.policies.endpoints import PolicyView, TrafficView, view_policy
+from app.policies.locks import LockedPolicy
 from app.policies.overrides import SECTIONS, effective_settings, find_shared, leaf_paths, own_values
 from app.policies.service import Attribution, require_adapters
 from app.projects.auth import AdminCaller, DatabaseDep, limits_of
@@ -69,10 +70,10 @@ async def create_policy(
     require_adapters(settings, "Another policy")
     limit = limits_of(request, caller).policies
     async with db.write() as session:
-        policy = await lifecycle.create(session, caller.project_id, body.name, body.settings, by, settings, limit=limit)
+        locked = await lifecycle.create(session, caller.project_id, body.name, body.settings, by, settings, limit=limit)
         if body.traffic is not None:
-            await traffic.set_traffic(session, policy, body.traffic.from_, body.traffic.share, by)
-        view = await _view_details(session, policy, settings)
+            await traffic.set_traffic(locked, body.traffic.from_, body.traffic.share, by)
+        view = await _view_details(session, locked.policy, settings)
     services_of(request).get(VersionRouter).forget()  # which may know that there is no such policy
     return view
 
@@ -88,61 +89,61 @@ async def get_policy(context: ViewedPolicyDep) -> PolicyDetails:
 async def change_policy(context: PolicyDep, body: Annotated[PolicyChange, json_body(PolicyChange)]) -> PolicyDetails:
     """Change the policy's own settings, which hold for its next batch, update and release, or its traffic."""
     by = context.attribute(body.reason)
-    async with _change(context) as (session, policy):
-        await lifecycle.change_settings(session, policy, body.settings, by, context.settings)
+    async with _change(context) as locked:
+        await lifecycle.change_settings(locked, body.settings, by, context.settings)
         if body.traffic is not None:
-            await traffic.set_traffic(session, policy, body.traffic.from_, body.traffic.share, by)
+            await traffic.set_traffic(locked, body.traffic.from_, body.traffic.share, by)
         elif "traffic" in body.model_fields_set:
-            traffic.clear_traffic(session, policy, by)
-        return await _view_details(session, policy, context.settings)
+            traffic.clear_traffic(locked, by)
+        return await _view_details(*locked, context.settings)
 
 
 @router.post("/{name}/pause")
 async def pause_policy(context: OperatedPolicyDep, body: ReasonBody) -> PolicyDetails:
     """Stop training the policy; it still answers chats. An update under way is finished."""
-    async with _change(context) as (session, policy):
-        await policy_states.pause(session, policy, context.attribute(body.reason))
-        return await _view_details(session, policy, context.settings)
+    async with _change(context) as locked:
+        await policy_states.pause(locked, context.attribute(body.reason))
+        return await _view_details(*locked, context.settings)
 
 
 @router.post("/{name}/resume")
 async def resume_policy(context: OperatedPolicyDep, body: ReasonBody) -> PolicyDetails:
     """Train a paused policy again, with the samples that have come meanwhile."""
-    async with _change(context) as (session, policy):
-        await policy_states.resume(session, policy, context.attribute(body.reason))
-        return await _view_details(session, policy, context.settings)
+    async with _change(context) as locked:
+        await policy_states.resume(locked, context.attribute(body.reason))
+        return await _view_details(*locked, context.settings)
 
 
 @router.post("/{name}/archive")
 async def archive_policy(context: PolicyDep, body: ReasonBody) -> PolicyDetails:
     """Let the policy answer no chats any more, and keep its versions and their files. 409 for the default policy."""
-    async with _change(context) as (session, policy):
-        await policy_states.archive(session, policy, context.attribute(body.reason), context.settings)
-        return await _view_details(session, policy, context.settings)
+    async with _change(context) as locked:
+        await policy_states.archive(locked, context.attribute(body.reason), context.settings)
+        return await _view_details(*locked, context.settings)
 
 
 @router.post("/{name}/unarchive")
 async def unarchive_policy(context: PolicyDep, body: ReasonBody) -> PolicyDetails:
     """Bring an archived policy back: it answers chats as soon as an engine has loaded what serves."""
-    async with _change(context) as (session, policy):
-        await policy_states.unarchive(session, policy, context.attribute(body.reason))
-        return await _view_details(session, policy, context.settings)
+    async with _change(context) as locked:
+        await policy_states.unarchive(locked, context.attribute(body.reason))
+        return await _view_details(*locked, context.settings)
 
 
 @router.delete("/{name}")
 async def delete_policy(context: PolicyDep) -> PolicyDeleted:
     """Delete an archived policy for good, with the files of its versions. 409 for one that is not archived."""
-    async with _change(context) as (session, policy):
-        await policy_states.delete_policy(session, policy, context.attribute(None), context.settings)
-        return PolicyDeleted(id=policy.id, name=context.name)
+    async with _change(context) as locked:
+        await policy_states.delete_policy(locked, context.attribute(None), context.settings)
+        return PolicyDeleted(id=locked.policy.id, name=context.name)
 
 
 @asynccontextmanager
-async def _change(context: PolicyContext) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+async def _change(context: PolicyContext) -> AsyncIterator[LockedPolicy]:
     """Open a write transaction with the policy locked, and drop the cached routes after its commit."""
     try:
-        async with context.write() as (session, policy):
-            yield session, policy
+        async with context.write() as locked:
+            yield locked
     finally:
         services_of(context.request).get(VersionRouter).forget()
 

@@ -22,6 +22,7 @@ from app.models import (
 )
 from app.policies import repository
 from app.policies.lines import compare_lines
+from app.policies.locks import LockedPolicy
 from app.policies.references import format_reference, version_name
 from app.policies.service import Attribution, is_loaded, list_ready_engines
 from app.training import move_preview
@@ -66,18 +67,14 @@ class PreviewDone(Exception):
         self.policy_id, self.head_id, self.head_after_id = policy_id, head_id, head_after_id
 
 
-async def preview_rollback(
-    session: AsyncSession, policy: Policy, number: int | None, from_version: int | None, by: Attribution
-) -> None:
-    """Carry out the rollback and raise PreviewDone, which must leave the transaction. Raises NotFound, Conflict.
-
-    The caller holds the policy's lock.
-    """
-    deployment = await service.lock_deployment(session, policy)
+async def preview_rollback(locked: LockedPolicy, number: int | None, from_version: int | None, by: Attribution) -> None:
+    """Carry out the rollback and raise PreviewDone, which must leave the transaction. Raises NotFound, Conflict."""
+    session, policy = locked
+    deployment = await repository.get_deployment(session, policy.id)
     serving = await repository.get_version(session, deployment.version_id)
     canary_id, head_id = deployment.canary_version_id, policy.head_version_id or serving.id
     open_before = await _count_open_batches(session, policy)
-    rolled_back, target = await service.roll_back(session, policy, number, by, from_version=from_version)
+    rolled_back, target = await service.roll_back(locked, number, by, from_version=from_version)
     await session.flush()
     after = await session.get_one(Deployment, policy.id)
     aborted = (

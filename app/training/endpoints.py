@@ -1,6 +1,5 @@
 """/v1/policies/{name}/training, /updates and /rewards: the state of learning, its control, and the rewards."""
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -19,6 +18,7 @@ from app.policies.references import format_reference
 from app.policies.service import audit_policy, reset_override
 from app.projects.idempotency import IdempotentRoute
 from app.training import kl_guard, service
+from app.training.kl_guard import Control
 from app.training.policy_config import effective_rewards, parse_rewards, redact_rewards
 
 router = APIRouter(
@@ -147,7 +147,8 @@ async def put_rewards(
     context: PolicyDep, body: Annotated[dict[str, Any], json_body(RewardsConfig, parse=dict)]
 ) -> RewardsView:
     """Set the policy's own rewards. Rewards that were computed before stay until their turn is processed again."""
-    async with context.write() as (session, policy):
+    async with context.write() as locked:
+        session, policy = locked
         config = parse_rewards(body, context.settings, effective_settings(policy, context.settings).algorithm)
         policy.rewards = config.model_dump(mode="json")
         sources = [source.name for source in config.sources]
@@ -158,14 +159,14 @@ async def put_rewards(
 @router.delete("/rewards")
 async def reset_rewards(context: PolicyDep) -> RewardsView:
     """Return to the deployment's rewards."""
-    async with context.write() as (session, policy):
-        await reset_override(session, policy, "rewards", actor=context.actor)
-    return _view_rewards(context, policy)
+    async with context.write() as locked:
+        await reset_override(locked, "rewards", actor=context.actor)
+    return _view_rewards(context, locked.policy)
 
 
-async def _control(act: Callable[..., None], context: PolicyContext, body: Reason) -> TrainingView:
-    async with context.write() as (session, policy):
-        act(session, policy, actor=context.actor, reason=body.reason)
+async def _control(act: Control, context: PolicyContext, body: Reason) -> TrainingView:
+    async with context.write() as locked:
+        act(locked, actor=context.actor, reason=body.reason)
     return await get_training(context)
 
 

@@ -56,6 +56,11 @@ def test_app_starts_without_torch() -> None:
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
 
 
+def test_only_the_lock_makes_a_locked_policy() -> None:
+    makers = {module.name for module in find_modules("app", "workers", "demo") if "LockedPolicy(" in module.source}
+    assert makers == {"app.policies.locks"}
+
+
 def test_routes_of_an_engine_are_in_its_package_only() -> None:
     def names_routes(module: Module) -> bool:
         texts = ("import sglang", "from sglang", "import vllm", "from vllm", "/load_lora_adapter")

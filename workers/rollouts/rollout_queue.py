@@ -28,6 +28,7 @@ from app.models import (
     Version,
 )
 from app.policies import service
+from app.policies.locks import lock_policy
 from app.training import rollouts
 from app.training.policy_config import effective_rollouts
 from workers.feedback import rewards, sample_groups
@@ -153,7 +154,7 @@ async def _read_due(session: AsyncSession) -> list[tuple[Rollout, Turn, str | No
     """
     due: list[tuple[Rollout, Turn, str | None]] = []
     for policy_id in sorted(await session.scalars(select(Rollout.policy_id).where(is_due(Rollout)).distinct())):
-        await session.execute(select(Policy.id).where(Policy.id == policy_id).with_for_update(key_share=True))
+        await lock_policy(session, policy_id)
         rows = await session.execute(
             select(Rollout, Turn, RolloutPlan.state)
             .join(Turn, Turn.id == Rollout.id)

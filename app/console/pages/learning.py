@@ -21,12 +21,13 @@ from app.raters import service as raters
 from app.training import kl_guard
 from app.training import service as training_service
 from app.training.endpoints import TrainingView, get_training, list_updates
+from app.training.kl_guard import Control
 
 router = APIRouter()
 PATH = "/console/learning"
 NUM_UPDATES = 12
 NUM_RATERS = 50
-CONTROLS = {"pause": kl_guard.halt, "resume": kl_guard.resume, "trigger": training_service.trigger}
+CONTROLS: dict[str, Control] = {"pause": kl_guard.halt, "resume": kl_guard.resume, "trigger": training_service.trigger}
 DONE = {
     "pause": "Learning is halted. The update that runs now finishes.",
     "resume": "Learning goes on.",
@@ -139,8 +140,8 @@ async def show_learning(visit: Reader, policy: PolicyQuery = None) -> Response:
 @router.post("/learning/control")
 async def control(visit: Operator, act: Annotated[ControlAct, form_body(ControlAct)]) -> Response:
     """Pause or resume learning, or let two samples be enough for the next update."""
-    async with visit.context(act.policy).write() as (session, policy):
-        CONTROLS[act.control](session, policy, actor=visit.caller.key_prefix, reason=act.reason)
+    async with visit.context(act.policy).write() as locked:
+        CONTROLS[act.control](locked, actor=visit.caller.key_prefix, reason=act.reason)
     return await _done(visit, act.policy, DONE[act.control])
 
 

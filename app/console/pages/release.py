@@ -31,6 +31,7 @@ from app.models import SERVED_TRAFFIC, Audit, AuditAction, Deployment, PinKind, 
 from app.policies import endpoints as policies
 from app.policies import repository
 from app.policies.endpoints import VersionView
+from app.policies.locks import LockedPolicy
 from app.policies.references import format_reference, version_name
 from app.policies.service import Attribution, require_adapters
 from app.policies.version_comparison import compare_versions
@@ -164,16 +165,16 @@ def describe_effects(preview: RollbackPreview) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def change(visit: Visit, act: Act) -> AsyncIterator[tuple[AsyncSession, Policy, Deployment]]:
+async def change(visit: Visit, act: Act) -> AsyncIterator[tuple[LockedPolicy, Deployment]]:
     """Open a write transaction with the policy locked, if the deployment is as the form's page showed it.
 
     Raises Conflict otherwise. The cached routes are dropped after the commit.
     """
-    async with visit.context(act.policy).write() as (session, policy):
-        deployment = await session.get_one(Deployment, policy.id, populate_existing=True)
+    async with visit.context(act.policy).write() as locked:
+        deployment = await repository.get_deployment(locked.session, locked.policy.id)
         if deployment.epoch != act.epoch:
             raise Conflict(STALE, code="deployment_changed")
-        yield session, policy, deployment
+        yield locked, deployment
     services_of(visit.request).get(VersionRouter).forget()
 
 
@@ -189,8 +190,8 @@ async def _done(visit: Visit, act: Act, notice: str) -> Response:
 async def roll_back(visit: Operator, act: Annotated[RollbackAct, form_body(RollbackAct)]) -> Response:
     if act.typed.strip() != f"v{act.version}":
         raise BadRequest(f"Type v{act.version} to confirm that this is the version to return to.", param="typed")
-    async with change(visit, act) as (session, policy, _):
-        await service.roll_back(session, policy, act.version, _attribute(visit, act))
+    async with change(visit, act) as (locked, _):
+        await service.roll_back(locked, act.version, _attribute(visit, act))
     return await _done(visit, act, f"{format_reference(act.policy, act.version)} serves. Training goes on from it.")
 
 
@@ -198,33 +199,33 @@ async def roll_back(visit: Operator, act: Annotated[RollbackAct, form_body(Rollb
 async def deploy(visit: Operator, act: Annotated[DeployAct, form_body(DeployAct)]) -> Response:
     name = format_reference(act.policy, act.version)
     if act.share >= 100:
-        async with change(visit, act) as (session, policy, _):
-            await service.deploy(session, policy, act.version, _attribute(visit, act))
+        async with change(visit, act) as (locked, _):
+            await service.deploy(locked, act.version, _attribute(visit, act))
         return await _done(visit, act, f"{name} serves everybody.")
     require_adapters(visit.settings, "A canary")
-    async with change(visit, act) as (session, policy, _):
-        version = await service.get_served_version(session, policy, act.version)
-        await service.require_untainted(session, policy, version)
+    async with change(visit, act) as (locked, _):
+        version = await service.get_served_version(*locked, act.version)
+        await service.require_untainted(*locked, version)
         by = _attribute(visit, act)
-        await service.start_canary(session, policy, version, act.share / 100, by, watched=True)
+        await service.start_canary(locked, version, act.share / 100, by, watched=True)
     return await _done(visit, act, f"{name} is the canary, for {act.share:g} % of the conversations.")
 
 
 @router.post("/release/promote")
 async def promote_canary(visit: Operator, act: Annotated[Act, form_body(Act)]) -> Response:
-    async with change(visit, act) as (session, policy, deployment):
-        version = await _get_canary(session, policy, deployment)
-        await service.deploy(session, policy, version.number, _attribute(visit, act))
-        name = version_name(policy, version)
+    async with change(visit, act) as (locked, deployment):
+        version = await _get_canary(*locked, deployment)
+        await service.deploy(locked, version.number, _attribute(visit, act))
+        name = version_name(locked.policy, version)
     return await _done(visit, act, f"{name} serves everybody.")
 
 
 @router.post("/release/abort")
 async def abort_canary(visit: Operator, act: Annotated[Act, form_body(Act)]) -> Response:
-    async with change(visit, act) as (session, policy, deployment):
-        version = await _get_canary(session, policy, deployment)
-        await service.abort_canary(session, policy, _attribute(visit, act))
-        name = version_name(policy, version)
+    async with change(visit, act) as (locked, deployment):
+        version = await _get_canary(*locked, deployment)
+        await service.abort_canary(locked, _attribute(visit, act))
+        name = version_name(locked.policy, version)
     return await _done(visit, act, f"{name} is no longer a canary; everybody gets the version that serves.")
 
 
@@ -239,13 +240,13 @@ async def set_pin(visit: Operator, act: Annotated[PinAct, form_body(PinAct)]) ->
     require_adapters(visit.settings, "A pin")
     request = PinRequest(kind=act.kind, subject=act.subject, version=act.version, reason=act.reason)
     limit = limits_of(visit.request, visit.caller).pins
-    async with change(visit, act) as (session, policy, _):
-        await pins.set_pin(session, policy, request, actor=visit.caller.key_prefix, limit=limit)
+    async with change(visit, act) as (locked, _):
+        await pins.set_pin(locked, request, actor=visit.caller.key_prefix, limit=limit)
     return await _done(visit, act, f"{act.kind} {act.subject} is pinned to v{act.version}, from the next request on.")
 
 
 @router.post("/release/unpin")
 async def remove_pin(visit: Operator, act: Annotated[UnpinAct, form_body(UnpinAct)]) -> Response:
-    async with change(visit, act) as (session, policy, _):
-        await pins.remove_pin(session, policy, act.pin, actor=visit.caller.key_prefix)
+    async with change(visit, act) as (locked, _):
+        await pins.remove_pin(locked, act.pin, actor=visit.caller.key_prefix)
     return await _done(visit, act, "The pin is removed.")
