@@ -50,13 +50,13 @@ from app.messages.errors import error_body as messages_error
 from app.models import new_id
 from app.ops.adapter_files import router as adapter_files
 from app.ops.audit import router as audit
+from app.ops.endpoints import router as status
 from app.ops.event_stream import OpenStreams
 from app.ops.event_stream import router as event_stream
 from app.ops.metrics import router as metrics
-from app.ops.status import router as status
 from app.ops.webhook_endpoints import router as webhooks
 from app.policies.endpoints import router as policies
-from app.policies.version_comparison import router as version_comparison
+from app.policies.endpoints import version_router as version_comparison
 from app.privacy.endpoints import router as privacy
 from app.privacy.lineage_endpoints import router as lineage
 from app.privacy.retention_endpoints import router as retention

@@ -9,8 +9,8 @@ import orjson
 from starlette.responses import Response
 
 from app.chat import service
-from app.chat.endpoints import event_stream
 from app.core.errors import AttuneError
+from app.core.http import event_stream
 
 log = logging.getLogger("attune.chat")
 Event = dict[str, Any]

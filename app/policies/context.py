@@ -52,6 +52,12 @@ class PolicyContext:
             yield session, await service.get_policy(session, self.caller.project_id, self.name)
 
     @asynccontextmanager
+    async def read_snapshot(self) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+        """Open a session whose statements all see one state of the database. Raises NotFound without such a policy."""
+        async with self.db.read_snapshot() as session:
+            yield session, await service.get_policy(session, self.caller.project_id, self.name)
+
+    @asynccontextmanager
     async def write(self) -> AsyncIterator[LockedPolicy]:
         """Open a write transaction with the policy locked. Raises NotFound without such a policy."""
         async with self.db.write() as session:

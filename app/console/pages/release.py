@@ -16,25 +16,22 @@ from starlette.responses import Response
 
 from app.console.access import Operator, Reader, Visit, form_body
 from app.console.pages.overview import PolicyQuery, version_number
-from app.console.pages.versions import get_version
 from app.console.rendering import redirect, render_page
 from app.core.database import database_time
 from app.core.errors import BadRequest, Conflict
 from app.core.http import StrictModel, services_of
-from app.core.pagination import Page
-from app.deployments import endpoints as deployments
-from app.deployments import pins, service
+from app.deployments import pins, rollback_preview, service
 from app.deployments.rollback_preview import RollbackPreview
-from app.deployments.schemas import PinRequest, PinView, VersionNumber
+from app.deployments.schemas import PinRequest, VersionNumber
 from app.deployments.version_router import VersionRouter
+from app.deployments.views import view_deployment, view_pins
 from app.models import SERVED_TRAFFIC, Audit, AuditAction, Deployment, PinKind, Policy, Version
-from app.policies import endpoints as policies
 from app.policies import repository
-from app.policies.endpoints import VersionView
 from app.policies.locks import LockedPolicy
 from app.policies.references import format_reference, version_name
 from app.policies.service import Attribution, require_adapters
 from app.policies.version_comparison import compare_versions
+from app.policies.views import VersionView, view_version, view_versions
 from app.projects.auth import limits_of
 
 router = APIRouter()
@@ -78,11 +75,10 @@ class UnpinAct(Act):
 @router.get("/release")
 async def show_release(visit: Reader, policy: PolicyQuery = None) -> Response:
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    deployment = await deployments.get_deployment(context)
-    pinned: Page[PinView] = await deployments.list_pins(context, kind=None, limit=NUM_PINS, after=None)
-    versions = await _list_candidates(visit, chosen)
     async with visit.db.read() as session:
+        deployment = await view_deployment(session, chosen, visit.settings)
+        pinned = await view_pins(session, chosen, NUM_PINS)
+        versions = (await view_versions(session, chosen, NUM_VERSIONS)).versions[::-1]
         time = await database_time(session)
         is_change = (Audit.project_id == chosen.project_id, Audit.action.in_(CHANGES))
         of_policy = Audit.subject.in_([chosen.name, *(version.name for version in versions)])
@@ -107,26 +103,21 @@ def can_serve(version: VersionView) -> bool:
     return version.state in SERVED_TRAFFIC and version.pruned_at is None and version.tainted_at is None
 
 
-async def _list_candidates(visit: Visit, policy: Policy) -> list[VersionView]:
-    page = await policies.list_versions(visit.context(policy.name), limit=NUM_VERSIONS, before=None)
-    versions: list[VersionView] = page["data"]
-    return versions[::-1]
-
-
 @router.get("/release/rollback")
 async def preview_rollback(
     visit: Operator, to: Annotated[int, Query(ge=0, le=999_999_999)], policy: PolicyQuery = None
 ) -> Response:
     """Show what a rollback would change, before it is confirmed."""
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    deployment = await deployments.get_deployment(context)
-    target = await get_version(context, to)
-    serving = await get_version(context, version_number(deployment.serving))
+    async with visit.db.read() as session:
+        deployment = await view_deployment(session, chosen, visit.settings)
+        target = await view_version(session, chosen, to)
+        serving = await view_version(session, chosen, version_number(deployment.serving))
     if target.number == serving.number:
         raise Conflict(f"{target.name} serves already.", code="already_serving")
-    preview = await deployments.preview_rollback(context, version=to, from_version=None)
-    compared = await compare_versions(visit.caller, visit.db, [serving.name, target.name])
+    preview = await rollback_preview.preview_rollback(visit.context(chosen.name), to, from_version=None)
+    async with visit.db.read_snapshot() as session:
+        compared = await compare_versions(session, chosen.project_id, [serving.name, target.name])
     return await render_page(
         visit,
         "rollback.html",
