@@ -46,8 +46,8 @@ async def lock_policies_and_turns(session: AsyncSession, project_id: str, turn_i
 
     Assembling and committing an update lock the policy first too, so no batch is frozen or trained meanwhile.
     """
-    policy_ids = list(await session.scalars(select(Policy.id).where(Policy.project_id == project_id)))
-    policies = await lock_policies(session, policy_ids)
+    of_project = select(Policy.id).where(Policy.project_id == project_id).order_by(Policy.id)
+    policies = await lock_policies(session, list(await session.scalars(of_project)))
     await lock_turns(session, turn_ids)
     return policies
 
@@ -92,8 +92,8 @@ async def break_up_batches(session: AsyncSession, policies: LockedPolicies, turn
     The fencing token changes, so that a trainer that has claimed such a batch cannot commit it.
     """
     has_turn = (Sample.turn_id.in_(turn_ids), Sample.state == SampleState.BATCHED, Sample.batch_id.is_not(None))
-    columns = (Sample.policy_id, Sample.batch_id)
-    rows = await session.execute(select(*columns).where(*has_turn).distinct().order_by(*columns))
+    batches = select(Sample.policy_id, Sample.batch_id).where(*has_turn).group_by(Sample.policy_id, Sample.batch_id)
+    rows = await session.execute(batches.order_by(Sample.policy_id, Sample.batch_id))
     by_policy: defaultdict[str, list[str]] = defaultdict(list)
     for policy_id, batch_id in rows:
         by_policy[policy_id].append(batch_id or "")
