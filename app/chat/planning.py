@@ -26,8 +26,9 @@ from app.chat.conversations import (
 )
 from app.chat.episode_limits import OpenEpisode, find_traced, require_open
 from app.chat.episode_tags import EpisodeTag, require_no_names
-from app.chat.histories import History
+from app.chat.histories import WHOLE_PROMPT, History
 from app.chat.identity_headers import add_identity
+from app.chat.new_turn import NewTurn
 from app.chat.sampling_override import NO_OVERRIDE, Override, override_sampling
 from app.chat.schemas import SEED_LIMIT, ChatRequest
 from app.chat.trace_ids import add_trace_id
@@ -208,41 +209,38 @@ async def plan_completion(
     if context.task is not None:
         request_params[tasks.TASK_KEY] = context.task
     history = parent.history if parent is not None and settings.database.share_histories else None
-    first_history = history.columns(messages) if history else {"history_id": None, "num_history_messages": 0}
-    same_prompt = {"history_id": call.rid, "num_history_messages": len(messages)}
-    turns = [
-        {
-            "id": choice.rid,
-            "completion_id": call.rid,
-            "choice_index": index,
-            "project_id": caller.project_id,
-            "key_id": caller.key_id,
-            "policy_id": model.policy_id,
-            "version_id": model.version_id,
-            "route_reason": route.route_reason,
-            "origin": Origin.CHAT if context.task is None else Origin.TASK,
-            "engine": engine.name,
-            "stream": request.stream,
-            "own_messages": messages,
-            **(same_prompt if index and settings.database.share_histories else first_history),
-            "sampling": choice.sampling.body(),
-            "request_params": request_params,
-            "conversation_id": joined_id,
-            "parent_id": parent.id if parent else None,
-            "episode_id": episode.episode_id if episode else None,
-            "episode_step": None,  # the writer numbers it
-            "agent": tag.agent,
-            "state_key": tag.state_key,
-            "trace_id": tag.trace.trace_id if tag.trace else None,
-            "span_id": tag.trace.span_id if tag.trace else None,
-            "prefix_reuse": reuse_outcome,
-            "end_user": end_user,
-            "request_sha256": context.sha256,
-            "request_metadata": request.metadata,
-            "exclusion_reason": exclusion_reason,
-        }
-        for index, choice in enumerate(calls)
-    ]
+    beginning = history.begin(messages) if history else WHOLE_PROMPT
+    first_turn = NewTurn(
+        id=call.rid,
+        completion_id=call.rid,
+        choice_index=0,
+        project_id=caller.project_id,
+        key_id=caller.key_id,
+        policy_id=model.policy_id,
+        version_id=model.version_id,
+        route_reason=route.route_reason,
+        origin=Origin.CHAT if context.task is None else Origin.TASK,
+        engine=engine.name,
+        stream=request.stream,
+        own_messages=messages,
+        history_id=beginning.history_id,
+        num_history_messages=beginning.num_messages,
+        sampling=call.sampling.body(),
+        request_params=request_params,
+        conversation_id=joined_id,
+        parent_id=parent.id if parent else None,
+        episode_id=episode.episode_id if episode else None,
+        agent=tag.agent,
+        state_key=tag.state_key,
+        trace_id=tag.trace.trace_id if tag.trace else None,
+        span_id=tag.trace.span_id if tag.trace else None,
+        prefix_reuse=reuse_outcome,
+        end_user=end_user,
+        request_sha256=context.sha256,
+        request_metadata=request.metadata,
+        exclusion_reason=exclusion_reason,
+    )
+    turns = _plan_choices(first_turn, calls, shares_histories=settings.database.share_histories)
     pairs = add_trace_id(request.metadata) if settings.langfuse.intake else request.metadata
     metadata = [
         {"turn_id": call.rid, "project_id": caller.project_id, "key": key, "value": value}
@@ -359,6 +357,18 @@ def _find_retried_turns(connection: Connection, caller: Caller, context: Request
         .order_by(Turn.created_at.desc(), Turn.id.desc())
         .limit(context.num_retries * context.request.n)
     ).all()
+
+
+def _plan_choices(first: NewTurn, calls: Sequence[ChatCall], *, shares_histories: bool) -> list[NewTurn]:
+    """Return the turns of all choices. The others may refer to the first one's prompt, which is theirs."""
+    other = first
+    if shares_histories:
+        other = replace(first, history_id=first.id, num_history_messages=len(first.own_messages))
+    others = enumerate(calls[1:], start=1)
+    return [
+        first,
+        *(replace(other, id=call.rid, choice_index=index, sampling=call.sampling.body()) for index, call in others),
+    ]
 
 
 def _additional_choice(first: ChatCall, index: int) -> ChatCall:

@@ -264,8 +264,8 @@ def _turn_ends(plan: Plan, captures: Sequence[Capture | None], cause: BaseExcept
 def _refer_to_histories(plan: Plan, ends: Sequence[TurnEnd]) -> list[TurnEnd]:
     """Return the ends with the number of prompt tokens that the turns' histories have, and the engine."""
     referring = []
-    for end, row in zip(ends, plan.turn_start.turns, strict=True):
-        history_id: str | None = row["history_id"]
+    for end, turn in zip(ends, plan.turn_start.turns, strict=True):
+        history_id = turn.history_id
         tokens: Sequence[int] = ()
         if plan.history is not None and history_id == plan.history.turn_id:
             tokens = plan.history.token_ids

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.chat.new_turn import NewTurn
 from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
 from app.core.leases import LeaseLost, lease_is_free
@@ -93,16 +94,24 @@ class EngineCapacity:
 
 
 async def create_rollouts(
-    session: AsyncSession, turns: list[dict[str, object]], *, expires_in: float, **plan_values: object
+    session: AsyncSession, turns: Sequence[NewTurn], *, expires_in: float, **plan_values: object
 ) -> None:
     """Insert planned turns and their rollouts, and enqueue the rollout task.
 
-    `turns` holds column values, `expires_in` is in seconds, `plan_values` are the rollouts' columns of a plan.
+    `expires_in` is in seconds, `plan_values` are the rollouts' columns of a plan.
     """
-    defaults = {"state": TurnState.OPEN, "stream": False}
-    await session.execute(insert(Turn), [defaults | turn for turn in turns])
-    shared = ("id", "policy_id", "origin", "choice_index")
-    rows = [{name: turn[name] for name in shared} | {"state": RolloutState.OPEN, **plan_values} for turn in turns]
+    await session.execute(insert(Turn), [turn.columns() for turn in turns])
+    rows = [
+        {
+            "id": turn.id,
+            "policy_id": turn.policy_id,
+            "origin": turn.origin,
+            "choice_index": turn.choice_index,
+            "state": RolloutState.OPEN,
+            **plan_values,
+        }
+        for turn in turns
+    ]
     await session.execute(insert(Rollout).values(due_at=now(), expires_at=now() + expires_in), rows)
     enqueue_after_commit(session, "rollout")
 
