@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.chat.endpoints import router as chat
 from app.chat.model_endpoints import router as models
+from app.chat.service import ChatService
 from app.chat.turn_writer import TurnWriter
 from app.console import application as console
 from app.console.sign_in import link_router as console_links
@@ -207,9 +208,10 @@ def create_app(settings: Settings) -> Api:
                 long_seconds=limits.long_timeout_seconds,
             )
         )
-        put(VersionRouter(db, settings.server.route_cache_seconds))
-        put(TurnWriter(db, app.services.get(Telemetry)))
+        router = put(VersionRouter(db, settings.server.route_cache_seconds))
+        writer = put(TurnWriter(db, app.services.get(Telemetry)))
         engines = put(EnginePool(put(load_engine_keys(settings)), read_timeout=settings.server.chat_timeout_seconds))
+        put(ChatService(db, router, writer, engines, settings))
         put(ApiKeyCache(settings.server.key_cache_seconds))
         put(RateLimiter(settings.limits.url, settings.limits.requests_per_minute, settings.limits.max_concurrency))
         put(FeedbackWriter(db, FeedbackLimits.from_settings(settings)))
@@ -217,7 +219,7 @@ def create_app(settings: Settings) -> Api:
         put(ReaderSlots())
         put(OpenStreams())
         yield
-        await app.services.get(TurnWriter).drain(DRAIN_SECONDS)
+        await writer.drain(DRAIN_SECONDS)
         await app.services.get(RateLimiter).close()
         await engines.close()
         await db.close()

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from fastapi import Request
 from starlette.responses import Response
 
-from app.chat import service
+from app.chat.request_origin import RequestOrigin, disconnect_of
 from app.chat.schemas import ChatRequest, parse_chat_request
+from app.chat.service import ChatService
 from app.chat.typed_events import typed_event_stream
 from app.chat.wire_details import WireDetails
 from app.core.database import Database
 from app.core.errors import AttuneError
-from app.core.http import EVENT_STREAM, json_response
+from app.core.http import EVENT_STREAM, json_response, services_of
 from app.inference.request import Sampling
 from app.projects.auth import Caller
 from app.responses import stored
@@ -52,6 +53,8 @@ async def answer(
 ) -> Response:
     """Answer a request, given with its chat request: as a whole, or as a stream of events if it asks for one."""
     body, chat_request = requests
+    chats = services_of(request).get(ChatService)
+    origin, disconnected = RequestOrigin.of(request), disconnect_of(request)
     conversation_id = None
     with rename_parameters():
         if body.previous_response_id is not None:
@@ -62,10 +65,10 @@ async def answer(
             conversation_id = previous.conversation_id
         details = WireDetails(conversation_id, stored.recorded_params(body))
         if not body.stream:
-            completed = await service.complete(request, caller, chat_request, details)
+            completed = await chats.complete(caller, chat_request, origin, disconnected, details)
             body = with_sampling(body, completed.sampling)
             return json_response(render_response(body, completed.content), headers=completed.headers)
-        reply = await service.stream(request, caller, chat_request, details)
+        reply = await chats.stream(caller, chat_request, origin, disconnected, details)
     completion_id, version = reply.headers["x-completion-id"], reply.headers["x-policy-version"]
     events = ResponseEvents(with_sampling(body, reply.sampling), completion_id, version, int(time.time()))
     return await typed_event_stream(reply, events, reply.headers)
