@@ -8,9 +8,9 @@ import anyio
 import orjson
 from starlette.responses import Response
 
-from app.chat import service
-from app.chat.endpoints import event_stream
+from app.chat.service import Chunks, Reply
 from app.core.errors import AttuneError
+from app.core.http import event_stream
 from app.inference.chat_format import ChatChunk
 
 log = logging.getLogger("attune.chat")
@@ -29,18 +29,14 @@ class EventTranslator(Protocol):
     def fail(self, error: AttuneError) -> list[Event]: ...
 
 
-async def typed_event_stream(
-    reply: service.Reply[service.Chunks], translator: EventTranslator, headers: dict[str, str]
-) -> Response:
+async def typed_event_stream(reply: Reply[Chunks], translator: EventTranslator, headers: dict[str, str]) -> Response:
     """Return the response that streams the reply as the translator's events."""
     encoded_events = server_sent_events(reply.headers["x-completion-id"], reply.content, translator)
     await anext(encoded_events)
     return event_stream(encoded_events, headers)
 
 
-async def server_sent_events(
-    completion_id: str, chunks: service.Chunks, translator: EventTranslator
-) -> AsyncIterator[bytes]:
+async def server_sent_events(completion_id: str, chunks: Chunks, translator: EventTranslator) -> AsyncIterator[bytes]:
     """Yield one empty item, then the encoded events.
 
     However it ends, the chat stream is closed, which records the turn and ends the engine's work. The empty item enters

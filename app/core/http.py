@@ -1,4 +1,4 @@
-"""What handlers share: the services of the process, the dependency for JSON bodies, and the JSON response.
+"""What handlers share: the services of the process, the dependency for JSON bodies, JSON responses and event streams.
 
 Example:
     @router.post("/deploy")
@@ -20,7 +20,7 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 
 from alignment.json_values import as_object, as_objects
@@ -73,6 +73,12 @@ class RowView(BaseModel):
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response that FastAPI does not validate again. `content` must be what JSON can hold."""
     return Response(orjson.dumps(content), status, headers, media_type="application/json")
+
+
+def event_stream(events: AsyncIterator[bytes], headers: dict[str, str]) -> Response:
+    """Return a response of server-sent events that no proxy may buffer."""
+    headers = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 
 class Services:

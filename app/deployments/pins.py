@@ -1,6 +1,6 @@
 """Pins: conversations, end users and API keys that an admin holds on one version, from their next request on.
 
-Callers hold the policy's lock. So changes of one subject's pin do not overlap, and an erasure, which takes the lock
+They change under the policy's lock. So changes of one subject's pin do not overlap, and an erasure, which takes it
 too, neither taints the version nor removes the pin meanwhile.
 """
 
@@ -16,18 +16,18 @@ from app.deployments.service import require_untainted
 from app.engines.fleet import is_loaded, list_ready_engines
 from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Pin, PinKind, Policy, Project, Version, new_id
 from app.policies import repository
+from app.policies.locks import LockedPolicy
 from app.policies.references import version_name
 from app.policies.service import audit_policy, require_files
 from app.raters.names import hash_name
 
 
-async def set_pin(
-    session: AsyncSession, policy: Policy, request: PinRequest, *, actor: str, limit: int | None
-) -> tuple[Pin, Version]:
+async def set_pin(locked: LockedPolicy, request: PinRequest, *, actor: str, limit: int | None) -> tuple[Pin, Version]:
     """Create or change the subject's pin. The same request again changes nothing. Raises NotFound, Conflict.
 
     `limit` is the most pins of the project.
     """
+    session, policy = locked
     version = await _get_pinnable_version(session, policy, request.version)
     engines = await list_ready_engines(session)
     if not engines or not all(is_loaded(engine, version) for engine in engines):
@@ -72,8 +72,9 @@ async def _require_free_pin(session: AsyncSession, project_id: str, limit: int |
         raise Conflict(message, code="project_limit")
 
 
-async def remove_pin(session: AsyncSession, policy: Policy, pin_id: str, *, actor: str) -> None:
+async def remove_pin(locked: LockedPolicy, pin_id: str, *, actor: str) -> None:
     """Raises NotFound."""
+    session, policy = locked
     row = (await session.execute(_select_pins(policy.id).where(Pin.id == pin_id))).one_or_none()
     pin, version = require_row(row, f"There is no pin '{pin_id}'.", param="pin_id")
     await session.delete(pin)

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
+from fastapi import Path
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictInt, StringConstraints, model_validator
 
 from alignment.json_values import JsonObject
@@ -14,6 +15,7 @@ CompletionId = Annotated[str, StringConstraints(min_length=1, max_length=255), A
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 ConversationId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 EpisodeId = Annotated[str, StringConstraints(min_length=1, max_length=48)]
+FeedbackId = Annotated[str, Path(min_length=1, max_length=48)]  # of a route
 ChoiceIndex = Annotated[StrictInt, Field(ge=0, le=127)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[\w.-]+$")]
 ClientId = Annotated[str, StringConstraints(min_length=1, max_length=255)]

@@ -1,4 +1,4 @@
-"""Policies by name, their locks and audit entries, and what a version must have to be deployed."""
+"""Policies by name, their audit entries, and what a version must have to be deployed."""
 
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from app.models import (
     record_audit,
 )
 from app.policies import repository
+from app.policies.locks import LockedPolicy
 from app.policies.references import version_name
 
 
@@ -30,11 +31,6 @@ async def get_policy(session: AsyncSession, project_id: str, name: str) -> Polic
     """Return the policy. Raises NotFound."""
     policy = await repository.find_policy(session, project_id, name)
     return require_row(policy, f"There is no policy named '{name}'.", code="model_not_found", param="model")
-
-
-async def lock_policy(session: AsyncSession, policy_id: str) -> Policy:
-    """Lock the policy's row until the transaction ends. Assembling and publishing take the same lock."""
-    return await session.get_one(Policy, policy_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def audit_policy(
@@ -53,8 +49,9 @@ def audit_policy(
     record_audit(session, actor, action, name, reason, project_id=policy.project_id, **details)
 
 
-async def reset_override(session: AsyncSession, policy: Policy, column: str, *, actor: str) -> None:
+async def reset_override(locked: LockedPolicy, column: str, *, actor: str) -> None:
     """Clear the override in `column` (such as "rewards"), so that the deployment's setting applies again."""
+    session, policy = locked
     if getattr(policy, column) is None:
         return
     setattr(policy, column, null())  # None would be stored as JSON null

@@ -20,6 +20,7 @@ from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import ANSWERING, Engine, Policy, Version, VersionState
 from app.policies import repository
+from app.policies.locks import lock_policy
 from app.policies.overrides import effective_settings
 from app.training import kl_guard
 from workers.release import publish
@@ -96,11 +97,11 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
     values = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.metrics}, "attempt": 0}
     started = time.perf_counter()
     async with db.write() as session:  # verified and published in one transaction
-        policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, policy.id)
         for engine in result.verified_engines:
             await inventory.record_adapters(session, engine, added=version.adapter)
         await leases.finish(session, Version, version.id, fence=version.fence, state=VersionState.VERIFIED, **values)
-        serves_users = await publish.try_publish(session, settings, delivery, policy, version.id)
+        serves_users = await publish.try_publish(locked, settings, delivery, version.id)
     EVALUATIONS.labels("verified").inc()
     if serves_users:
         await publish.record_timings(db, version.id, time.perf_counter() - started)
@@ -147,11 +148,11 @@ async def _reject(
     EVALUATIONS.labels("rejected").inc()
     async with db.write() as session:
         # The policy is locked before its versions, as everywhere.
-        policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, version.policy_id)
         state = VersionState.REJECTED
         await leases.finish(session, Version, version.id, fence=version.fence, state=state, reason=reason)
         for engine in engines:
             await inventory.record_adapters(session, engine, added=version.adapter)
         row = await repository.get_version(session, version.id)
-        await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, guard=guard)
+        await deployment_service.reject_version(locked, row, actor="evaluate", reason=reason, guard=guard)
     return False

@@ -33,6 +33,7 @@ from app.models import (
     Turn,
     record_audit,
 )
+from app.policies.locks import lock_policy
 from app.projects.service import resolve_base_model
 from app.training import human_labels, reward_models
 from app.training.policy_config import effective_rewards
@@ -84,7 +85,7 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedFit | No
         lease_seconds = settings.workers.lease_seconds
         for row in list(rows):
             # Erasure and operators lock the policy before its reward models too. Nothing is erased during the read.
-            policy = await session.get_one(Policy, row.policy_id, with_for_update={"key_share": True})
+            policy = (await lock_policy(session, row.policy_id)).policy
             source = effective_rewards(policy, settings).reward_model
             if (
                 await leases.claim(
@@ -181,15 +182,15 @@ async def _read_replies(session: AsyncSession, turn_ids: Collection[str]) -> dic
 async def commit(db: Database, claimed: ClaimedFit, fitted: FittedRewardModel) -> RewardModelState:
     """Record the fitted model. It serves and retires the previous one if `serve_when_fitted`. Raises LeaseLost."""
     async with db.write() as session:
-        policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, claimed.policy.id)
         row = await session.get_one(RewardModel, claimed.row.id)
         state = RewardModelState.SERVING if row.serve_when_fitted else RewardModelState.TRAINED
         values = _columns(fitted)
         if row.serve_when_fitted:
-            await reward_models.retire_serving(session, policy)
+            await reward_models.retire_serving(locked)
             values["served_at"] = now()
         details = {"auc_low": fitted.metrics.get("auc_low"), "examples": len(claimed.dataset)}
-        await _finish(session, policy, claimed.row, state, None, details, values=values)
+        await _finish(*locked, claimed.row, state, None, details, values=values)
     return state
 
 
@@ -282,14 +283,14 @@ async def _record_bound(db: Database, row: RewardModel, low: float) -> None:
 async def disable(db: Database, policy_id: str, id: str, reason: str, *, actor: str = reward_models.TRAINER) -> None:
     """Disable the reward model if it still serves, and create another fit."""
     async with db.write() as session:
-        policy = await session.get_one(Policy, policy_id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, policy_id)
         row = await session.get_one(RewardModel, id)
         if row.state != RewardModelState.SERVING:
             return
-        await reward_models.disable(session, policy, row, actor=actor, reason=reason)
-        if await reward_models.find_newest(session, policy.id, RewardModelState.OPEN) is None:
-            fit_reason = f"{reward_models.reward_model_name(policy, row)} is disabled"
-            await reward_models.create_fit(session, policy, actor=actor, reason=fit_reason)
+        await reward_models.disable(locked, row, actor=actor, reason=reason)
+        if await reward_models.find_newest(session, policy_id, RewardModelState.OPEN) is None:
+            fit_reason = f"{reward_models.reward_model_name(locked.policy, row)} is disabled"
+            await reward_models.create_fit(locked, actor=actor, reason=fit_reason)
 
 
 async def _create_fit_if_due(db: Database, policy: Policy, source: RewardModelSource) -> None:
@@ -299,9 +300,9 @@ async def _create_fit_if_due(db: Database, policy: Policy, source: RewardModelSo
     if reason is None:
         return
     async with db.write() as session:
-        policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
-        if await _find_fit_reason(session, policy, source) is not None:
-            await reward_models.create_fit(session, policy, actor=reward_models.RECONCILER, reason=reason)
+        locked = await lock_policy(session, policy.id)
+        if await _find_fit_reason(session, locked.policy, source) is not None:
+            await reward_models.create_fit(locked, actor=reward_models.RECONCILER, reason=reason)
 
 
 async def _find_fit_reason(session: AsyncSession, policy: Policy, source: RewardModelSource) -> str | None:

@@ -17,7 +17,8 @@ from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import TrainerConfig
 from alignment.trainer.checkpoint import Export
 from app.deployments import service
-from app.models import Audit, Engine, Policy, Version, VersionState
+from app.models import Audit, Engine, Version, VersionState
+from app.policies.locks import lock_policy
 from app.policies.service import Attribution
 from tests.faults.suite.fake_trainer import FakeTrainer
 from tests.support.deployment import Harness
@@ -162,8 +163,9 @@ async def test_version_damaged_since_it_went_live_is_not_loaded_on_another_engin
 ) -> None:
     version, path = await create_trained_version(harness)
     async with harness.db.write() as session:
-        policy, row = await session.get_one(Policy, version.policy_id), await session.get_one(Version, version.id)
-        await service.set_live(session, policy, row, Attribution("test", None))
+        locked = await lock_policy(session, version.policy_id)
+        row = await session.get_one(Version, version.id)
+        await service.set_live(locked, row, Attribution("test", None))
     damage_file(path, damage)
     await sync_adapters(harness.db, harness.settings)
     assert replica.received == []

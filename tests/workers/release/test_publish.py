@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from alignment.artifacts.specs import ADAPTER
 from app.models import Audit, Engine, EngineState, LearningMode, Policy, Turn, Version, VersionState
+from app.policies.locks import lock_policy
 from app.training import kl_guard
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness
@@ -340,7 +341,7 @@ async def test_repeated_kl_alarms_halt_training_until_it_is_resumed(harness: Har
     tried = ", ".join(f"{harness.settings.trainer.update_kl_target / 2**number:.3g}" for number in range(3))
     assert f"3 alarms in a row: smaller updates did not help (KL targets {tried} per token)" in str(policy.mode_reason)
     async with harness.db.write() as session:
-        kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="sk-test", reason="looked at it")
+        kl_guard.resume(await lock_policy(session, policy.id), actor="sk-test", reason="looked at it")
     policy = await harness.policy()
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
     assert [row.actor for row in await harness.all(Audit) if row.action == "training.asynchronous"] == ["sk-test"]

@@ -522,9 +522,5 @@ def test_a_shadow_reply_has_its_own_completion_id(tmp_path: Path) -> None:
     prompt = {"own_messages": [], "num_history_messages": 0}
     turn = Turn(id="chatcmpl-a", completion_id="chatcmpl-a", sampling={"seed": 5}, **prompt)
     [shadow_turn] = chat_rollouts.plan_shadow_reply(turn, Version(id="ver-1"))
-    assert shadow_turn["completion_id"] == shadow_turn["id"] != turn.id and shadow_turn["shadow_of_id"] == turn.id
-    assert (shadow_turn["version_id"], shadow_turn["choice_index"], shadow_turn["sampling"]) == (
-        "ver-1",
-        0,
-        {"seed": 5},
-    )
+    assert shadow_turn.completion_id == shadow_turn.id != turn.id and shadow_turn.shadow_of_id == turn.id
+    assert (shadow_turn.version_id, shadow_turn.choice_index, shadow_turn.sampling) == ("ver-1", 0, {"seed": 5})

@@ -17,6 +17,7 @@ from alignment.errors import NonFiniteUpdate, NothingToCompare, NoVariance
 from alignment.types import Batch as TrainerBatch
 from app.core.database import Database
 from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version
+from app.policies.locks import lock_policy
 from app.policies.overrides import Own, set_own_values
 from app.training import batch_samples
 from tests.support.deployment import Harness
@@ -198,7 +199,8 @@ async def test_update_of_a_batch_that_was_broken_up_is_discarded(
 
 async def break_up(db: Database, batch_id: str) -> None:
     async with db.write() as session:
-        await batch_samples.break_up_batches(session, [batch_id], BatchState.FAILED, "the head moved")
+        locked = await lock_policy(session, (await session.get_one(Batch, batch_id)).policy_id)
+        await batch_samples.break_up_batches(locked, [batch_id], BatchState.FAILED, "the head moved")
 
 
 def failing_update(
