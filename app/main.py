@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.chat.endpoints import router as chat
 from app.chat.model_endpoints import router as models
+from app.chat.service import ChatService
 from app.chat.turn_writer import TurnWriter
 from app.console import application as console
 from app.console.sign_in import link_router as console_links
@@ -50,13 +51,13 @@ from app.messages.errors import error_body as messages_error
 from app.models import new_id
 from app.ops.adapter_files import router as adapter_files
 from app.ops.audit import router as audit
+from app.ops.endpoints import router as status
 from app.ops.event_stream import OpenStreams
 from app.ops.event_stream import router as event_stream
 from app.ops.metrics import router as metrics
-from app.ops.status import router as status
 from app.ops.webhook_endpoints import router as webhooks
 from app.policies.endpoints import router as policies
-from app.policies.version_comparison import router as version_comparison
+from app.policies.endpoints import version_router as version_comparison
 from app.privacy.endpoints import router as privacy
 from app.privacy.lineage_endpoints import router as lineage
 from app.privacy.retention_endpoints import router as retention
@@ -207,9 +208,10 @@ def create_app(settings: Settings) -> Api:
                 long_seconds=limits.long_timeout_seconds,
             )
         )
-        put(VersionRouter(db, settings.server.route_cache_seconds))
-        put(TurnWriter(db, app.services.get(Telemetry)))
+        router = put(VersionRouter(db, settings.server.route_cache_seconds))
+        writer = put(TurnWriter(db, app.services.get(Telemetry)))
         engines = put(EnginePool(put(load_engine_keys(settings)), read_timeout=settings.server.chat_timeout_seconds))
+        put(ChatService(db, router, writer, engines, settings))
         put(ApiKeyCache(settings.server.key_cache_seconds))
         put(RateLimiter(settings.limits.url, settings.limits.requests_per_minute, settings.limits.max_concurrency))
         put(FeedbackWriter(db, FeedbackLimits.from_settings(settings)))
@@ -217,7 +219,7 @@ def create_app(settings: Settings) -> Api:
         put(ReaderSlots())
         put(OpenStreams())
         yield
-        await app.services.get(TurnWriter).drain(DRAIN_SECONDS)
+        await writer.drain(DRAIN_SECONDS)
         await app.services.get(RateLimiter).close()
         await engines.close()
         await db.close()

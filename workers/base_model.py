@@ -83,10 +83,13 @@ def weights_spec(model: str) -> WeightsSpec:
     return WeightsSpec.from_base_model(model_dir(model))
 
 
-def check_version(settings: Settings, directory: Path, manifest_sha256: str, *, full_weights: bool = False) -> None:
-    """Raise DamagedAdapter unless the files are those that were sealed and match the base model's spec."""
+def check_adapter_files(settings: Settings, directory: Path, manifest_sha256: str) -> None:
+    """Raise DamagedAdapter unless the files are those that were sealed and match the spec of the adapters."""
     verify(directory, manifest_sha256)
-    if full_weights:
-        check_weights(directory, weights_spec(settings.model))
-        return
     check_adapter(directory, adapter_spec(settings))
+
+
+def check_weights_files(settings: Settings, directory: Path, manifest_sha256: str) -> None:
+    """Raise DamagedAdapter unless the files are those that were sealed and match the base model's weights."""
+    verify(directory, manifest_sha256)
+    check_weights(directory, weights_spec(settings.model))

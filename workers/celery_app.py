@@ -17,9 +17,9 @@ from workers.database_metrics import DatabaseMetrics
 from workers.judging.judge import judge
 from workers.queue.leased_job import is_stopping
 from workers.reconcile import reconcile
+from workers.release.delivery.adapters import preload_torch
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.release.verify_delivery import preload_torch
 from workers.rollouts.sampler import sample_rollouts
 from workers.stage_metrics import measure_stage, worker_metrics
 from workers.training.assemble import assemble

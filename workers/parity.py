@@ -16,12 +16,13 @@ from uuid import uuid4
 
 from alignment.trainer.base_probe import BaseProbe
 from app.core.settings import Settings
+from app.engines.adaptation import adaptation_of
+from app.engines.fleet import list_ready_engines
 from app.inference.engine import EngineClient
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine
-from app.policies.service import list_ready_engines
 from app.training.base_parity import ParityRecord, write_parity
 from workers.context import WorkerContext
 from workers.release.verify_delivery import max_logprob_difference, probe_tolerance
@@ -51,7 +52,8 @@ class ParityCheck:
         before it serves anyway.
         """
         settings = self.context.settings
-        if self.has_passed or not settings.trainer.parity_check or settings.trainer.adaptation == "full":
+        keeps_base_model = adaptation_of(settings).keeps_base_model
+        if self.has_passed or not settings.trainer.parity_check or not keeps_base_model:
             return True
         if self.failures >= MAX_FAILURES:
             return False

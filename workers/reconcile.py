@@ -1,6 +1,5 @@
 """The reconciler: find work whose message was lost, and resume it. Without any message this still finishes the work."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -15,10 +14,6 @@ from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.datasets import removal
 from app.feedback import settled_votes, token_counts
-from app.inference.engine import EngineClient
-from app.inference.keys import load_engine_keys
-from app.inference.pool import EnginePool
-from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import (
     LOST_REASON,
     REQUESTED,
@@ -44,17 +39,15 @@ from app.models import (
     VersionState,
 )
 from app.ops import audit_chain, webhook_events, webhooks
-from app.policies import service
 from app.training import feedback_density, rollouts, sample_totals
 from workers import retention
 from workers.feedback.ended_episodes import is_unprocessed
 from workers.queue.leased_job import is_due
-from workers.release import adapter_sync, engine_inventory, publish, weight_swap
+from workers.release import adapter_sync, publish
+from workers.release.delivery.choice import delivery_of
 from workers.training import batches, reward_model_fits
 
 log = logging.getLogger("attune.reconcile")
-# An adapter is unloaded so many times `route_cache_seconds` after the last chat can have been routed to it.
-UNLOAD_DELAY_FACTOR = 5
 
 
 async def reconcile(db: Database, settings: Settings) -> None:
@@ -71,7 +64,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
         "check_canaries": publish.check_canaries,
         "check_shadow_deployments": publish.check_shadow_deployments,
         "sync_adapters": adapter_sync.sync_adapters,
-        "unload_unused_adapters": unload_unused_adapters,
+        "unload_unused_adapters": adapter_sync.unload_unused_adapters,
         "measure_feedback": feedback_density.measure_feedback,
         "record_token_counts": lambda db, _: token_counts.record_counts(db),
         "seal_audit": lambda db, _: audit_chain.seal_entries(db),
@@ -98,7 +91,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
 async def _enqueue_tasks(db: Database, settings: Settings) -> None:
     async with db.read() as session:
         tasks = await _tasks_with_work(session, settings)
-        if settings.trainer.adaptation == "full" and await weight_swap.has_outdated_engine(session):
+        if await delivery_of(settings).has_outdated_engine(session):
             tasks.append("evaluate")
     if tasks:
         async with db.write() as session:
@@ -163,59 +156,3 @@ async def _mark_silent_engines_down(db: Database, settings: Settings) -> None:
             )
             .values(state=EngineState.DOWN, reason="no heartbeat of its supervisor")
         )
-
-
-async def unload_unused_adapters(db: Database, settings: Settings) -> None:
-    """Unload the adapters that are neither wanted nor in use, one at a time, outside the publish task."""
-    # A rollout that only waits in the queue does not use its version.
-    is_running_rollout = exists().where(Rollout.id == Turn.id, Rollout.lease_until > now())
-    async with db.read() as session:
-        in_use = set(
-            await session.scalars(
-                select(Version.adapter_name)
-                .join(Turn, Turn.version_id == Version.id)
-                .where(Turn.state == TurnState.OPEN, or_(Turn.origin.in_(REQUESTED), is_running_rollout))
-            )
-        )
-        needed = in_use | await _wanted_names(session, settings)
-        engines = await service.list_ready_engines(session)
-    async with EnginePool(load_engine_keys(settings)) as pool:
-        for engine in engines:
-            client = pool.get(engine)
-            for name in sorted((set(engine.loaded) | await _unrecorded_adapters(db, client, engine)) - needed):
-                await _unload(db, settings, client, engine, name)
-
-
-async def _wanted_names(session: AsyncSession, settings: Settings) -> set[str | None]:
-    return {
-        version.adapter_name
-        for version in await engine_inventory.wanted_versions(session, settings.release.keep_versions)
-    }
-
-
-async def _unrecorded_adapters(db: Database, client: EngineClient, engine: Engine) -> set[str]:
-    """Return versions that the engine holds unrecorded: their load finished after its time-out."""
-    try:
-        names = await client.list_adapters() - set(engine.loaded)
-    except (EngineUnavailable, EngineRefused):
-        return set()
-    if not names:
-        return set()
-    async with db.read() as session:
-        versions = await session.scalars(select(Version.adapter_name).where(Version.adapter_name.in_(names)))
-        return {name for name in versions if name is not None}
-
-
-async def _unload(db: Database, settings: Settings, client: EngineClient, engine: Engine, name: str) -> None:
-    """Stop routing to the adapter in the transaction that finds it unwanted, wait for late requests, then unload it."""
-    async with db.write() as session:
-        # Locked before the check, so that no deployment can point to the adapter in between.
-        current = await engine_inventory.lock_engine(session, engine)
-        if current is None or name in await _wanted_names(session, settings):
-            return
-        await engine_inventory.record_adapters(session, engine, removed=name)
-    await asyncio.sleep(UNLOAD_DELAY_FACTOR * settings.server.route_cache_seconds)
-    try:
-        await client.unload_adapter(name)
-    except (EngineUnavailable, EngineRefused) as error:
-        log.warning("%s could not be unloaded from %s, the next reconcile tries again: %s", name, engine.name, error)

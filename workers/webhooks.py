@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
 
 import httpx2
 from sqlalchemy import and_, select
@@ -63,7 +62,7 @@ class WebhookJob(LeasedJob[WebhookDelivery, int]):
     def retry_delay(self, attempt: int) -> float:
         return RETRY_DELAYS[attempt - 1]
 
-    def retry_values(self, row: WebhookDelivery) -> dict[str, int | None]:
+    def retry_values(self, row: WebhookDelivery) -> dict[str, object]:
         return {"status_code": self._status}
 
     async def execute(self) -> int:
@@ -89,10 +88,12 @@ class WebhookJob(LeasedJob[WebhookDelivery, int]):
         body = self.row.body
         headers = signature_headers(secrets, self.row.id, int(time.time()), body)
         headers |= {"content-type": "application/json", "user-agent": "attune-webhooks"}
-        options: dict[str, Any] = {"headers": headers, "content": body.encode(), "extensions": {GUARDED: True}}
+        request = self._http.stream(
+            "POST", endpoint.url, headers=headers, content=body.encode(), extensions={GUARDED: True}
+        )
         self._http.cookies.clear()
         try:
-            async with time_limit(TIMEOUT_SECONDS), self._http.stream("POST", endpoint.url, **options) as response:
+            async with time_limit(TIMEOUT_SECONDS), request as response:
                 self._status = response.status_code  # what else it answers is not read
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             raise AttemptFailed(f"it does not answer ({type(error).__name__})") from error

@@ -28,6 +28,7 @@ from alignment.functional import (
     rollout_correction,
 )
 from alignment.functional.policy_loss_registry import TokenLossInputs, load_policy_loss, weighted_token_loss
+from alignment.json_values import as_number
 from alignment.types import (
     CriticMicroBatch,
     LossOutput,
@@ -100,11 +101,11 @@ class RLAlgorithm:
         """Return the algorithm's own metrics of the last update."""
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the state as JSON values. It is stored with every version and restored by a rollback."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Restore a state from `state_dict`. An empty state means that no update was made yet."""
 
 
@@ -212,12 +213,12 @@ class PolicyGradient(RLAlgorithm):
     def get_metrics(self) -> dict[str, float]:
         return {"actor/kl_coef": self.kl_coef} | self._mismatch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"kl_coef": self.kl.value} if self.kl else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         if self.kl:
-            self.kl.value = float(state.get("kl_coef", self.config.kl_coef))
+            self.kl.value = as_number(state.get("kl_coef", self.config.kl_coef))
 
     def _kl_in_loss(self) -> bool:
         return self.kl_coef > 0

@@ -10,12 +10,13 @@ within their range however late they come. A single running mean (`RunningBaseli
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from alignment.functional import running_baseline
+from alignment.json_values import as_integer, as_list, as_number, as_object, as_text
 from alignment.types import Sample
 
 MAX_AGENTS = 64  # whose baselines are remembered
@@ -34,9 +35,9 @@ class Baseline(Protocol):
         """Return each reward minus its baseline, [B], and remember the rewards, with the weights of their samples."""
         ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, object]: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
 
 
 class VersionRewards(NamedTuple):
@@ -75,14 +76,16 @@ class VersionBaseline:
         self.rewards = {version: self.rewards[version] for version in sorted(self.rewards)[-MAX_VERSIONS:]}
         return advantages_B
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         prior = {} if self.rewards or self.prior is None else {"baseline": self.prior}
         return prior | {"version_rewards": [[version, *one] for version, one in sorted(self.rewards.items())]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        rows = state.get("version_rewards", ())
-        self.rewards = {int(version): VersionRewards(float(weight), float(total)) for version, weight, total in rows}
-        self.prior = float(state["baseline"]) if "baseline" in state else None
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.rewards = {}
+        for row in as_list(state.get("version_rewards", [])):
+            version, weight, total = as_list(row)
+            self.rewards[as_integer(version)] = VersionRewards(as_number(weight), as_number(total))
+        self.prior = as_number(state["baseline"]) if "baseline" in state else None
 
     def _mean_near(self, version: int) -> float:
         nearest = min(abs(other - version) for other in self.rewards)  # so that no factor underflows
@@ -109,12 +112,12 @@ class RunningBaseline:
         advantages_B, self.value = running_baseline(rewards_B, self.value, decay / self.weight, weights_B)
         return compare_with_others(rewards_B, samples) if is_first else advantages_B
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"baseline": self.value, "baseline_weight": self.weight}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = float(state.get("baseline", 0.0))
-        self.weight = float(state.get("baseline_weight", "baseline" in state))
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.value = as_number(state.get("baseline", 0.0))
+        self.weight = as_number(state.get("baseline_weight", 1.0 if "baseline" in state else 0.0))
 
 
 class AgentBaselines:
@@ -141,14 +144,15 @@ class AgentBaselines:
         self.by_agent = dict(list(self.by_agent.items())[-MAX_AGENTS:])
         return advantages_B
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"agents": [[agent, baseline.state_dict()] for agent, baseline in self.by_agent.items()]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         self.by_agent = {}
-        for agent, own in state.get("agents", ()):
-            self.by_agent[agent] = self.make()
-            self.by_agent[agent].load_state_dict(own)
+        for row in as_list(state.get("agents", [])):
+            agent, own = as_list(row)
+            baseline = self.by_agent[as_text(agent)] = self.make()
+            baseline.load_state_dict(as_object(own))
 
 
 def compare_with_others(rewards_B: Tensor, samples: Sequence[Sample]) -> Tensor:

@@ -20,7 +20,6 @@ tokens, so the penalty begins earlier. It moves back when the mean is in range.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +37,7 @@ from alignment.functional import (
     whiten,
 )
 from alignment.functional.policy_losses import value_loss_per_token
+from alignment.json_values import as_integer
 from alignment.signals.rules import length_penalty
 from alignment.types import CriticMicroBatch, LossOutput, Sample, TrainData, UpdateReport
 
@@ -117,10 +117,10 @@ class PPO(PolicyGradient):
     def get_metrics(self) -> dict[str, float]:
         return super().get_metrics() | self._metrics
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return super().state_dict() | self.baseline.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         super().load_state_dict(state)
         self.baseline.load_state_dict(state)
 
@@ -177,15 +177,15 @@ class LengthAwarePPO(PPO):
         bounds = {"reward_shaping/shortest": float(self.shortest), "reward_shaping/longest": float(self.longest)}
         return super().get_metrics() | self._shaping | bounds
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         range_state = {"shortest": self.shortest, "longest": self.longest, "drift": self.drift}
         return super().state_dict() | range_state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         super().load_state_dict(state)
-        self.shortest = int(state.get("shortest", self.config.shortest))
-        self.longest = int(state.get("longest", self.config.longest))
-        self.drift = int(state.get("drift", 0))
+        self.shortest = as_integer(state.get("shortest", self.config.shortest))
+        self.longest = as_integer(state.get("longest", self.config.longest))
+        self.drift = as_integer(state.get("drift", 0))
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:

@@ -5,12 +5,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from typing_extensions import TypedDict  # the one that pydantic takes under Python 3.11
 
 from alignment.errors import DamagedAdapter
 
 MANIFEST = "manifest.json"
-FileEntry = dict[str, Any]  # the sha256 and the size in bytes of a file
+
+
+class FileEntry(TypedDict):
+    """A file of a manifest; `size` in bytes."""
+
+    sha256: str
+    size: int
 
 
 def write_manifest(directory: Path, lineage: Mapping[str, object]) -> str:
@@ -39,7 +47,7 @@ def publish_directory(temporary: Path, final: Path) -> None:
     _fsync(final.parent)
 
 
-def verify(directory: Path, sha256: str | None = None) -> dict[str, Any]:
+def verify(directory: Path, sha256: str | None = None) -> dict[str, object]:
     """Check that a directory is byte for byte what its manifest states, and return its lineage.
 
     With `sha256` the manifest itself must have that hash. Raises DamagedAdapter, or OSError as `read_manifest`.
@@ -56,7 +64,7 @@ def verify(directory: Path, sha256: str | None = None) -> dict[str, Any]:
     return lineage
 
 
-def read_manifest(directory: Path, sha256: str | None = None) -> tuple[dict[str, FileEntry], dict[str, Any]]:
+def read_manifest(directory: Path, sha256: str | None = None) -> tuple[dict[str, FileEntry], dict[str, object]]:
     """Return the entry of each file by its path, and the lineage.
 
     Raises DamagedAdapter if the manifest is missing, or is not one, or does not have the hash `sha256`. Raises OSError
@@ -72,7 +80,7 @@ def read_manifest(directory: Path, sha256: str | None = None) -> tuple[dict[str,
     try:
         manifest = json.loads(raw)
         files: dict[str, FileEntry] = manifest["files"]
-        lineage: dict[str, Any] = manifest["lineage"]
+        lineage: dict[str, object] = manifest["lineage"]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedAdapter(f"{MANIFEST} of {directory} cannot be read as a manifest.") from error
     return files, lineage

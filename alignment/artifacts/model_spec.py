@@ -8,7 +8,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
+
+from pydantic import TypeAdapter
 
 # Linear layers that SGLang attaches adapters to, as parts of attention and of a dense MLP. It takes some by their fused
 # names (Phi-3, GLM-4), and others, such as dense, fc1 and c_proj, not at all.
@@ -133,11 +135,5 @@ class ModelSpec:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        fields: dict[str, Any] = json.loads(text)
-        fields["linears"] = tuple(LinearLayer(**linear) for linear in fields["linears"])
-        fields["experts"] = tuple(ExpertWeights(item["path"], tuple(item["shape"])) for item in fields["experts"])
-        fields["buffers"] = tuple(
-            Buffer(item["path"], tuple(item["shape"]), item["is_persistent"]) for item in fields["buffers"]
-        )
-        fields["windows"] = tuple(fields["windows"])
-        return cls(**fields)
+        """Read what `to_json` wrote. Raises ValueError for anything else."""
+        return TypeAdapter(cls).validate_json(text)

@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from alignment.artifacts.model_spec import ModelSpec
 from alignment.artifacts.tensor_files import FloatArray, Shape, read_shapes, read_tensors
@@ -78,13 +79,13 @@ class AdapterSpec:
             name.removeprefix(ADAPTER_PREFIX).removesuffix(suffix) for name in self.shapes if name.endswith(suffix)
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "target_modules": sorted(self.target_modules)}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        shapes = {name: (int(rows), int(columns)) for name, (rows, columns) in fields["shapes"].items()}
-        return cls(fields["rank"], fields["alpha"], frozenset(fields["target_modules"]), shapes)
+    def from_json(cls, fields: Mapping[str, object]) -> Self:
+        """Read what `to_json` returned, after a passage through JSON. Raises ValueError for anything else."""
+        return TypeAdapter(cls).validate_python(fields)
 
 
 def check_adapter(directory: Path, expected: AdapterSpec) -> None:
@@ -163,7 +164,7 @@ def _check_weights_config(path: Path, expected: WeightsSpec) -> None:
             )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, object]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Settings of every algorithm, discriminated by `type`. The defaults are tested recipes. Torch-free."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -363,7 +363,7 @@ class CustomConfig(UpdateConfig):
 
     type: Literal["custom"] = "custom"
     name: str = Field(min_length=1, description="`module:Class`, or an entry point of the group `attune.algorithms`")
-    options: dict[str, Any] = Field(default={}, description="the other fields of its Config")
+    options: dict[str, object] = Field(default={}, description="the other fields of its Config")
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

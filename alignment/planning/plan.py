@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from alignment.artifacts.model_spec import ModelSpec
 from alignment.artifacts.specs import AdapterSpec
@@ -75,10 +74,10 @@ class Plan:
     reasons: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the plan without the model's layers. Bytes and seconds, as computed."""
         request = self.request
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "model": {"architecture": self.model.architecture, "parameters": self.model.parameters},
             "gpu": asdict(request.gpu),
             "gpus": request.gpus,

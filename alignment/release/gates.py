@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -134,7 +134,7 @@ class Candidate:
     parent: int | None
     base_model: str
     adapter_path: str
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict)
 
 
 def load_gate(name: str) -> Callable[[Candidate], str | None]:

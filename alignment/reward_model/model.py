@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -57,7 +56,7 @@ class RewardModelState:
 
     tensors: dict[str, Tensor]
     platt: PlattScaling
-    metrics: dict[str, Any]
+    metrics: dict[str, float]
     predictions: tuple[Prediction, ...] = ()
 
 
@@ -163,7 +162,7 @@ class RewardModel:
             Prediction(dataset.replies[index].turn_id, previous.name, float(scores[index])) for index in unseen
         ]
 
-    def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
+    def export(self, directory: Path, lineage: Mapping[str, object]) -> Export:
         """Write the result of the last fit. Rank 0 writes; all ranks return the hash of the manifest."""
         state, spec, base_model = self._state, self.trainer.adapter_spec, self.trainer.base_model
         assert state is not None, "there is nothing to export before a fit"

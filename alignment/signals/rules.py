@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from alignment import extensions
+from alignment.chat_messages import function_calls
 from alignment.errors import UnknownExtension
 from alignment.signals.tool_results import outcome
 
@@ -20,17 +20,17 @@ class NeedsNextMessage(Exception):
 class RuleInput:
     """The facts of a turn that a rule may use. Messages have OpenAI's format, as plain dicts."""
 
-    messages: tuple[Mapping[str, Any], ...]  # the prompt
-    reply: Mapping[str, Any] | None  # the assistant's message; None without a reply
+    messages: tuple[Mapping[str, object], ...]  # the prompt
+    reply: Mapping[str, object] | None  # the assistant's message; None without a reply
     finish_reason: str | None
     state: str  # done, aborted, failed
     num_output_tokens: int | None
-    next_messages: tuple[Mapping[str, Any], ...] = ()  # messages after the reply, of a user or of tools
+    next_messages: tuple[Mapping[str, object], ...] = ()  # messages after the reply, of a user or of tools
     metadata: Mapping[str, str] = field(default_factory=dict)  # of the request
     length_range: tuple[int, int] | None = None  # of the deployment's settings, in tokens
 
     @property
-    def next_message(self) -> Mapping[str, Any] | None:
+    def next_message(self) -> Mapping[str, object] | None:
         return self.next_messages[-1] if self.next_messages else None
 
 
@@ -43,10 +43,10 @@ def tool_outcome(turn: RuleInput) -> float | None:
     None where that is unsure (`alignment.signals.tool_results`). A call that a limit or a stop text cut says nothing
     about the model: its finish reason is not "tool_calls".
     """
-    calls = (turn.reply or {}).get("tool_calls") or ()
+    calls = function_calls(turn.reply or {})
     if not calls:
         return None
-    if not all(_is_object(call["function"]["arguments"]) for call in calls):
+    if not all(_is_object(call["arguments"]) for call in calls):
         return -1.0 if turn.finish_reason in ("tool_calls", None) else None
     if not turn.next_messages:
         raise NeedsNextMessage("the tools have not answered yet")

@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from alignment.json_values import JsonValue
+
 MAX_CHARS = 20_000  # of a text, from its beginning and from its end
 MAX_DEPTH = 8
-
-JsonValue = str | int | float | bool | None | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 
 FAILURE_FLAGS = ("isError", "is_error", "has_error", "hasError", "failed", "timed_out", "timedOut")
 SUCCESS_FLAGS = ("ok", "success", "succeeded", "successful", "passed")
@@ -91,7 +91,7 @@ ERROR_WORD = re.compile(
 PROGRAM_MESSAGE = re.compile(r"(?:/\S+/)?[a-z][\w.+-]{1,20}(?:\[\d+\])?: \S")
 
 
-def outcome(content: JsonValue, depth: int = 0) -> bool | None:
+def outcome(content: object, depth: int = 0) -> bool | None:
     """Return True if the content of a tool's message reports success, False for a failure, None if that is unsure.
 
     Example: "Errors: 0 in 14 files" -> True; '{"error": "no such order"}' -> False; "the word error" -> None

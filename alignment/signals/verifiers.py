@@ -10,11 +10,12 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import regex
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.protocols import Validator
 from pydantic import Field, field_validator
 from referencing import Registry
 
@@ -51,11 +52,11 @@ class Unverifiable(AlignmentError):
 class VerifierInput:
     """A reply to a prompt of a dataset. `details` are the row's other columns."""
 
-    messages: tuple[Mapping[str, Any], ...]  # the prompt
-    reply: Mapping[str, Any]  # the assistant's message
+    messages: tuple[Mapping[str, object], ...]  # the prompt
+    reply: Mapping[str, object]  # the assistant's message
     reference: str | None
     finish_reason: str | None
-    details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -63,6 +64,7 @@ class VerifierInput:
 
 
 Verifier = Callable[[VerifierInput], float | None]
+Keyword = Callable[[Validator, object, object, object], Iterator[ValidationError]]  # of JSON Schema
 
 
 class ReferenceVerifier(Frozen):
@@ -148,11 +150,11 @@ class JsonSchema(Frozen):
     """The reply, or its only fenced code block, is JSON that is valid for `schema` (by default the reference)."""
 
     type: Literal["json_schema"] = "json_schema"
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    schema_: dict[str, object] | None = Field(None, alias="schema")
 
     @field_validator("schema_")
     @classmethod
-    def _check_schema_field(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_schema_field(cls, schema: dict[str, object] | None) -> dict[str, object] | None:
         if schema is not None:
             _check_schema(schema)
         return schema
@@ -162,10 +164,11 @@ class JsonSchema(Frozen):
         if schema is None:
             if inputs.reference is None:
                 return None
-            schema = _parse_json(inputs.reference)
-            if not isinstance(schema, dict):
+            parsed = _parse_json(inputs.reference)
+            if not isinstance(parsed, dict):
                 raise Unverifiable("the reference is not a JSON schema")
-            _check_schema(schema)
+            _check_schema(parsed)
+            schema = parsed
         blocks = CODE_BLOCK.findall(inputs.text)
         value = _parse_json(blocks[0] if len(blocks) == 1 else inputs.text)
         if value is NO_JSON:
@@ -228,14 +231,14 @@ def _compose(text: str) -> str:
     return unicodedata.normalize("NFC", text[:MAX_COMPOSED_CHARS]) + text[MAX_COMPOSED_CHARS:]
 
 
-def _compile(pattern: str, *, ignore_case: bool) -> Any:
+def _compile(pattern: str, *, ignore_case: bool) -> regex.Pattern[str]:
     try:
         return regex.compile(pattern[:2000], regex.I if ignore_case else 0)
     except (regex.error, RecursionError, OverflowError) as error:
         raise Unverifiable(f"the pattern is invalid: {error}") from error
 
 
-def _matches(match: Callable[..., Any], text: str) -> bool:
+def _matches(match: Callable[..., object], text: str) -> bool:
     try:
         return match(text, timeout=PATTERN_SECONDS) is not None
     except TimeoutError as error:
@@ -245,7 +248,7 @@ def _matches(match: Callable[..., Any], text: str) -> bool:
 NO_JSON = object()
 
 
-def _parse_json(text: str) -> Any:
+def _parse_json(text: str) -> object:
     """Parse JSON. Return NO_JSON for invalid or too deeply nested text."""
     depth = 0
     for character in text:
@@ -258,7 +261,7 @@ def _parse_json(text: str) -> Any:
         return NO_JSON
 
 
-def _check_schema(schema: dict[str, Any]) -> None:
+def _check_schema(schema: dict[str, object]) -> None:
     if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
         raise Unverifiable(f"the schema has more than {MAX_SCHEMA_CHARS} characters")
     try:
@@ -267,12 +270,14 @@ def _check_schema(schema: dict[str, Any]) -> None:
         raise Unverifiable(f"not a JSON schema: {getattr(error, 'message', error)}"[:300]) from error
 
 
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _pattern(validator: object, pattern: str, instance: object, schema: object) -> Iterator[ValidationError]:
     if isinstance(instance, str) and not _matches(_compile(pattern, ignore_case=False).search, instance):
         yield ValidationError(f"{instance[:100]!r} does not match")
 
 
-def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def _pattern_properties(
+    validator: Validator, patterns: dict[str, object], instance: object, schema: object
+) -> Iterator[ValidationError]:
     if not isinstance(instance, dict):
         return
     for pattern, below in patterns.items():
@@ -282,10 +287,12 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
                 yield from validator.descend(value, below, path=name, schema_path=pattern)
 
 
-def _with_time_limit(keyword: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:
+def _with_time_limit(keyword: Keyword) -> Keyword:
     """Check the deadline before each keyword: a few mutual references can make validation endless."""
 
-    def check(validator: Any, keyword_value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    def check(
+        validator: Validator, keyword_value: object, instance: object, schema: object
+    ) -> Iterator[ValidationError]:
         if time.monotonic() > _DEADLINE.get():
             raise Unverifiable(f"the schema took more than {SCHEMA_SECONDS:g} s")
         yield from keyword(validator, keyword_value, instance, schema) or ()

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -35,7 +34,7 @@ class Progress:
     optimizer_steps: int = 0
     critic_steps: int = 0
     lr_scale: float = 1.0
-    algorithm: dict[str, Any] = field(default_factory=dict)
+    algorithm: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Export:
 
 
 def export(
-    directory: Path, content: Checkpoint, spec: AdapterSpec | None, base_model: Path, lineage: Mapping[str, Any]
+    directory: Path, content: Checkpoint, spec: AdapterSpec | None, base_model: Path, lineage: Mapping[str, object]
 ) -> Export:
     """Write a checkpoint as an immutable version directory, as `export_directory` does."""
     return export_directory(directory, lambda folder: write(folder, content, spec, base_model), lineage)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from alignment.models import parallel
 from alignment.trainer.loss_reduction import ReducedLoss
 from alignment.types import Sample, TrainData
 
+T = TypeVar("T", Tensor, Tensor | float)
 MAX_AGENTS = 16  # that a batch has metrics of
 
 
@@ -52,7 +53,7 @@ class MetricAccumulator:
             if denominators.get(name, 1.0)
         }
 
-    def _add(self, totals: dict[str, Any], name: str, value: Tensor | float) -> None:
+    def _add(self, totals: dict[str, T], name: str, value: T) -> None:
         totals[name] = totals[name] + value if name in totals else value
 
 

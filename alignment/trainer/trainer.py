@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -182,7 +181,7 @@ class Trainer:
         )
         return BaseProbe(ids, base_logprobs, score("actor"), directory)
 
-    def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
+    def export(self, directory: Path, lineage: Mapping[str, object]) -> Export:
         """Write the policy as an immutable version. Rank 0 writes; all ranks return the hash of the manifest."""
         return checkpoint.export(directory, self._make_checkpoint(), self.adapter_spec, self.base_model, lineage)
 

@@ -15,12 +15,15 @@ from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, case, ex
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
+from alignment.chat_messages import AssistantMessage
+from alignment.json_values import as_object, as_objects, as_text
 from app.chat import histories
 from app.chat.histories import History
 from app.inference.engine import EngineClient
 from app.inference.request import ChatCall
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Origin, Turn, TurnState
+from app.models.turn import RequestParams
 from app.projects.auth import Caller
 
 MAX_REPLIES_SEARCHED = 8  # the newest replies of the history; the client may have edited some of them
@@ -28,7 +31,7 @@ CONVERSATION_ID_KEY = "conversation_id"
 GENERATED_ID = "conv"  # how the ids of conversations begin that the client does not name
 EXACT = "exact"
 NOT_CONTINUED = "the messages do not continue the parent turn"
-Messages = Sequence[Mapping[str, Any]]
+Messages = Sequence[Mapping[str, object]]
 MAX_CLOSING_TOKENS = 8  # a chat template closes a reply with a few tokens at most
 CHILD = aliased(Turn)
 USER = (Turn.key_id, Turn.end_user)  # whose turns are searched; None: IS NULL
@@ -50,12 +53,12 @@ class ParentTurn:
     parent_id: str | None
     prefix_hash: str | None
     finish_reason: str | None
-    reply: dict[str, Any] | None
+    reply: AssistantMessage | None
     output_ids: list[int] | None
-    sampling: dict[str, Any]
-    request_params: dict[str, Any]
+    sampling: dict[str, object]
+    request_params: RequestParams
     num_messages: int | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, object]] = field(default_factory=list)
     prompt_ids: list[int] | None = None
 
     @property
@@ -65,7 +68,7 @@ class ParentTurn:
         return History(self.id, [*self.messages, *reply], tokens if self.prompt_ids else [])
 
     @property
-    def tools(self) -> list[Mapping[str, Any]]:
+    def tools(self) -> list[Mapping[str, object]]:
         return list(self.request_params.get("tools", []))
 
     @property
@@ -88,21 +91,21 @@ def prefix_hashes(messages: Messages) -> list[str]:
     return hashes
 
 
-def _normalize_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_message(message: Mapping[str, object]) -> dict[str, object]:
     """Return the parts of a message that clients send back unchanged.
 
     Clients rewrite null contents and the white space in a tool call's arguments.
     """
-    calls = [
-        [call["id"], call["function"]["name"], _normalize_arguments(call["function"]["arguments"])]
-        for call in message.get("tool_calls") or ()
-    ]
+    calls = []
+    for call in as_objects(message.get("tool_calls") or []):
+        function = as_object(call["function"])
+        calls.append([call["id"], function["name"], _normalize_arguments(as_text(function["arguments"]))])
     tool_call_id = message.get("tool_call_id")
     # These keys are hashed: changing one breaks the link to every recorded turn.
     return {"role": message["role"], "content": message.get("content") or "", "calls": calls, "answers": tool_call_id}
 
 
-def _normalize_arguments(arguments: str) -> Any:
+def _normalize_arguments(arguments: str) -> object:
     try:
         value = orjson.loads(arguments)
         orjson.dumps([[[[value]]]])  # orjson reads deeper nesting than it writes

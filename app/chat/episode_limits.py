@@ -12,6 +12,7 @@ from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, exis
 from sqlalchemy.engine import Connection
 from sqlalchemy.orm import aliased
 
+from app.chat.new_turn import NewTurn
 from app.core.database import Database, now
 from app.core.errors import AttuneError, Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
@@ -176,41 +177,39 @@ async def end_expired(db: Database) -> int:
     return await db.run_write(end) if found else 0
 
 
-def admit_turns(connection: Connection, completions: Sequence[Sequence[dict[str, Any]]]) -> list[AttuneError | None]:
-    """Number the turns of these completions in their episodes, and return an error or None for each completion.
+def admit_turns(connection: Connection, completions: Sequence[Sequence[NewTurn]]) -> list[int | AttuneError | None]:
+    """Return, for the turns of each completion, their number in their episode, or why the episode takes none.
+
+    Turns outside of an episode have no number.
 
     The lock on an episode's row, which its end takes too, makes the limit on turns exact, and guarantees that an
     episode which has ended gets no further turn.
     """
-    ids = {turns[0]["episode_id"] for turns in completions if turns[0].get("episode_id") is not None}
+    ids = {id for turns in completions if (id := turns[0].episode_id) is not None}
     if not ids:
         return [None] * len(completions)
     values = {"episode_ids": list(ids)}
     episodes = {row.id: row for row in connection.execute(LOCK_EPISODES, values)}
     steps = {row[0]: row[1] or 0 for row in connection.execute(SELECT_LAST_STEPS, values)}
-    errors: list[AttuneError | None] = []
+    admissions: list[int | AttuneError | None] = []
     for turns in completions:
-        id = turns[0].get("episode_id")
-        error: AttuneError | None = None
-        if id is not None:
-            episode, step = episodes.get(id), steps.get(id, 0) + 1
-            if episode is None:
-                error = NotFound(f"There is no episode '{id}'.")
-            elif episode.state != EpisodeState.OPEN:
-                error = episode_ended(id, episode.end_reason, episode.reported_reason)
-            elif episode.max_turns is not None and step > episode.max_turns:
-                end_at_limit(connection, [id], EndReason.MAX_TURNS)
-                error = episode_ended(id, EndReason.MAX_TURNS)
-            else:
-                steps[id] = step
-                _number(connection, turns, step, is_first=episode.start_version_id is None and step == 1)
-        errors.append(error)
-    return errors
-
-
-def _number(connection: Connection, turns: Sequence[dict[str, Any]], step: int, *, is_first: bool) -> None:
-    for turn in turns:
-        turn["episode_step"] = step
-    if is_first:
-        start = update(Episode).where(Episode.id == turns[0]["episode_id"])
-        connection.execute(start.values(start_version_id=turns[0]["version_id"]))
+        id = turns[0].episode_id
+        if id is None:
+            admissions.append(None)
+            continue
+        episode = episodes.get(id)
+        step = steps.get(id, 0) + 1
+        if episode is None:
+            admissions.append(NotFound(f"There is no episode '{id}'."))
+        elif episode.state != EpisodeState.OPEN:
+            admissions.append(episode_ended(id, episode.end_reason, episode.reported_reason))
+        elif episode.max_turns is not None and step > episode.max_turns:
+            end_at_limit(connection, [id], EndReason.MAX_TURNS)
+            admissions.append(episode_ended(id, EndReason.MAX_TURNS))
+        else:
+            steps[id] = step
+            admissions.append(step)
+            if episode.start_version_id is None and step == 1:
+                start = update(Episode).where(Episode.id == id)
+                connection.execute(start.values(start_version_id=turns[0].version_id))
+    return admissions

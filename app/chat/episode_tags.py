@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.chat.request_origin import EPISODE_PARAMETER, RequestOrigin
 from app.chat.traces import Trace, find_trace
 from app.core.errors import BadRequest
 from app.projects.auth import Caller
@@ -14,7 +15,6 @@ from app.projects.auth import Caller
 EPISODE_HEADER = "x-attune-episode"
 METADATA_KEY = "attune_episode"
 INVALID = "invalid_value"
-PATH_PARAMETER = "episode_id"
 MAX_ID_CHARS = 48
 
 
@@ -45,16 +45,15 @@ class EpisodeTag:
     state_key: str | None = None
 
 
-def find_tag(
-    caller: Caller, path: Mapping[str, str], headers: Mapping[str, str], metadata: Mapping[str, str]
-) -> EpisodeTag:
+def find_tag(caller: Caller, origin: RequestOrigin, metadata: Mapping[str, str]) -> EpisodeTag:
     """Return what a request says about its episode. It may name it in several ways, as long as they agree.
 
     Raises BadRequest for a request that names two episodes, agents or states, and for a name that cannot be stored.
     """
+    headers = origin.headers
     ways = {
         "its API key": ("authorization", caller.episode_id),
-        "its path": (PATH_PARAMETER, path.get(PATH_PARAMETER)),
+        "its path": (EPISODE_PARAMETER, origin.episode_id),
         f"the header {EPISODE_HEADER}": (EPISODE_HEADER, headers.get(EPISODE_HEADER)),
         f"metadata.{METADATA_KEY}": (f"metadata.{METADATA_KEY}", metadata.get(METADATA_KEY)),
     }

@@ -4,12 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import anyio
 
 from app.core.errors import AttuneError
 from app.inference.capture import Capture
+from app.inference.chat_format import ChatChunk, Usage
 from app.inference.engine import Completion, EngineClient
 from app.inference.request import ChatCall
 from app.inference.stream import abort_until_done
@@ -29,7 +29,7 @@ class UnaryFanout:
     def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
         self._client, self._calls = client, calls
         self._tasks: list[asyncio.Task[Completion | AttuneError]] = []
-        self._aborts: asyncio.Future[Any] | None = None
+        self._aborts: asyncio.Future[list[None]] | None = None
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._complete_choice(call)) for call in self._calls]
@@ -51,7 +51,7 @@ class UnaryFanout:
                 task.cancel()
             await asyncio.wait(self._tasks)
 
-    async def _abort_choice(self, call: ChatCall, task: asyncio.Task[Any]) -> None:
+    async def _abort_choice(self, call: ChatCall, task: asyncio.Task[Completion | AttuneError]) -> None:
         with suppress(*ENGINE_ERRORS):  # if the engine cannot take the abort, the reply runs to its end
             await abort_until_done(self._client.abort, call.rid, task)
 
@@ -75,7 +75,7 @@ class StreamFanout:
 
     def __init__(self, client: EngineClient, calls: Sequence[ChatCall]) -> None:
         self._streams = [client.stream(call) for call in calls]
-        self._queue: asyncio.Queue[tuple[int, dict[str, Any] | AttuneError | None]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, ChatChunk | AttuneError | None]] = asyncio.Queue()
         self._started: list[asyncio.Future[None]] = []
         self._readers: list[asyncio.Task[None]] = []
         self._start_errors: list[AttuneError] = []
@@ -91,13 +91,15 @@ class StreamFanout:
         if self._start_errors:
             raise self._start_errors[0]
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[ChatChunk]:
         """Yield the chunks as they arrive, but each choice's first chunk in the order of the choices.
 
         OpenAI's clients expect that order. The usage of all choices comes last, in one chunk.
         """
-        running, usages, usage_chunk = len(self._streams), [], {}
-        num_started, pending = 0, [list[dict[str, Any]]() for _ in self._streams]
+        running, num_started = len(self._streams), 0
+        pending = [list[ChatChunk]() for _ in self._streams]
+        usages: list[Usage] = []
+        usage_chunk: ChatChunk = {"choices": []}
         while running:
             index, item = await self._queue.get()
             if item is None:
@@ -112,11 +114,11 @@ class StreamFanout:
                 for chunks in pending[:num_started]:
                     while chunks:
                         yield chunks.pop(0)
-            else:
+            elif (usage := item.get("usage")) is not None:
                 usage_chunk = item
-                usages.append(item["usage"])
+                usages.append(usage)
         if usages:
-            yield usage_chunk | {"usage": sum_usage(usages)}
+            yield {**usage_chunk, "usage": sum_usage(usages)}
 
     async def close(self) -> None:
         """Abort the choices that still run and wait for their captures."""
@@ -156,7 +158,7 @@ def to_attune_error(error: Exception) -> AttuneError:
     return EngineUnavailable("The engine sent a response that could not be processed.")
 
 
-def sum_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def sum_usage(usages: Sequence[Usage]) -> Usage:
     """Return the usage of a completion with several choices. The prompt is counted once."""
     prompt, completion = usages[0]["prompt_tokens"], sum(usage["completion_tokens"] for usage in usages)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -24,6 +24,16 @@ from app.models import Turn
 Messages = list[dict[str, Any]]
 
 
+class PromptBeginning(NamedTuple):
+    """The first messages of a prompt, which another turn has stored."""
+
+    history_id: str | None
+    num_messages: int
+
+
+WHOLE_PROMPT = PromptBeginning(None, 0)  # no other turn has stored any of it
+
+
 @dataclass(frozen=True)
 class History:
     """The messages and tokens of a turn, its reply included, which may begin another turn's prompt."""
@@ -32,10 +42,10 @@ class History:
     messages: Sequence[Mapping[str, Any]]
     token_ids: Sequence[int]
 
-    def columns(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the columns of a turn with this prompt that refer to this history, if it begins the prompt."""
+    def begin(self, messages: Sequence[Mapping[str, Any]]) -> "PromptBeginning":
+        """Return what a prompt has of this history."""
         count = count_common(self.messages, messages)
-        return {"history_id": self.turn_id if count else None, "num_history_messages": count}
+        return PromptBeginning(self.turn_id, count) if count else WHOLE_PROMPT
 
 
 def count_common(one: Sequence[Any], other: Sequence[Any]) -> int:

@@ -1,6 +1,6 @@
 """Ask an engine about the prompt of a request without generating: how many tokens it has, what its template takes."""
 
-from app.chat.planning import to_sampling
+from app.chat.sampling import to_sampling
 from app.chat.schemas import ChatRequest
 from app.chat.wire_details import WireDetails
 from app.core.errors import Unavailable

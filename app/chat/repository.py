@@ -26,6 +26,7 @@ from app.models import (
     Version,
     lock_turns,
 )
+from app.policies.locks import lock_policies, lock_policy
 from app.policies.references import parse_reference
 from app.projects.service import NO_CONSENT, withholds_consent
 from app.training import unlearning
@@ -114,7 +115,9 @@ async def replace_metadata(
     `pairs`: what the completion is found by, if that is more than the metadata. Raises NotFound.
     """
     rows = await get_completion(session, project_id, completion_id)
-    turns, _, _ = rows
+    turns, policy, _ = rows
+    if withholds_consent(metadata):
+        await lock_policy(session, policy.id)  # before its turns, which change here already
     first = turns[0]
     await session.execute(delete(TurnMetadata).where(TurnMetadata.turn_id == first.id))
     for key, value in (metadata if pairs is None else pairs).items():
@@ -159,20 +162,23 @@ async def erase(session: AsyncSession, turns: Sequence[Turn]) -> None:
 async def _exclude_turns(session: AsyncSession, turns: Sequence[Turn], reason: str) -> list[str]:
     """Drop the samples of these turns and of the rollouts to the same prompts. Returns the ids of all of them, locked.
 
-    Curation locks turns before samples as well, so no sample is created meanwhile. The given turns are locked first:
-    group sampling holds that lock while it creates rollouts, so all of them are visible afterwards.
+    The policies are locked before the turns, as by an erasure. Curation locks turns before samples as well, so no
+    sample is created meanwhile. The given turns are locked first: group sampling holds that lock while it creates
+    rollouts, so all of them are visible afterwards.
 
     Samples are also dropped from frozen batches that are not trained yet. A training run on such a batch, or a
     reward-model run on feedback about these turns, can no longer commit.
     """
     turn_ids = [turn.id for turn in turns]
+    policy_ids = select(Turn.policy_id).where(Turn.id.in_(turn_ids)).distinct()
+    policies = await lock_policies(session, list(await session.scalars(policy_ids.order_by(Turn.policy_id))))
     await lock_turns(session, turn_ids)
     completion_ids = select(Turn.completion_id).where(Turn.id.in_(turn_ids))
     group_samples = select(Turn.id).where(Turn.completion_id.in_(completion_ids), Turn.origin == Origin.GROUP_SAMPLE)
     shadow_turns = select(Turn.id).where(Turn.shadow_of_id.in_(turn_ids))
     ids = sorted({*turn_ids, *await session.scalars(group_samples), *await session.scalars(shadow_turns)})
     await lock_turns(session, ids)
-    await unlearning.break_up_batches(session, ids)
+    await unlearning.break_up_batches(session, policies, ids)
     await unlearning.restart_fits(session, ids)
     states = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
     await unlearning.drop_samples(session, ids, states, SampleRule.ERASED, reason)

@@ -4,7 +4,7 @@ Parameters that would change the reply and are not supported are refused; hints 
 """
 
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictBool, field_validator, model_validator
@@ -51,7 +51,7 @@ def check_schema_size(schema: dict[str, object]) -> dict[str, object]:
     return schema
 
 
-Schema = Annotated[dict[str, Any], AfterValidator(check_schema_size)]
+Schema = Annotated[dict[str, object], AfterValidator(check_schema_size)]
 
 
 def to_schema(value: object) -> object:
@@ -143,7 +143,7 @@ class Message(BaseModel):
             texts += [call.id, call.function.name, call.function.arguments]
         return sum(map(len, texts))
 
-    def to_template_message(self) -> dict[str, Any]:
+    def to_template_message(self) -> dict[str, object]:
         """Return the message for the chat template: its content is one string, its role one that templates know."""
         fields = self.model_dump(exclude_none=True, exclude={"refusal"})
         fields["role"] = "system" if self.role == "developer" else self.role
@@ -277,18 +277,18 @@ class ChatRequest(StrictModel):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def engine_tools(self) -> list[dict[str, Any]]:
+    def engine_tools(self) -> list[dict[str, object]]:
         return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
-    def engine_tool_choice(self) -> str | dict[str, Any] | None:
+    def engine_tool_choice(self) -> str | dict[str, object] | None:
         return self.tool_choice.model_dump() if isinstance(self.tool_choice, NamedToolChoice) else self.tool_choice
 
-    def engine_response_format(self) -> dict[str, Any] | None:
+    def engine_response_format(self) -> dict[str, object] | None:
         if self.response_format is None or self.response_format.type == "text":
             return None
         return self.response_format.model_dump(by_alias=True, exclude_none=True)
 
-    def recorded_params(self) -> dict[str, Any]:
+    def recorded_params(self) -> dict[str, object]:
         """Return the parameters beside messages and sampling that affect the reply, as the turn records them."""
         fields = {
             "tools": self.engine_tools(),
@@ -314,8 +314,8 @@ class Usage(BaseModel):
 
 class Choice(BaseModel):
     index: int
-    message: dict[str, Any]
-    logprobs: dict[str, Any] | None
+    message: dict[str, object]
+    logprobs: dict[str, object] | None
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "abort"]
 
 
@@ -329,7 +329,7 @@ class CompletionView(BaseModel):
     usage: Usage
 
 
-def parse_chat_request(body: dict[str, Any]) -> ChatRequest:
+def parse_chat_request(body: dict[str, object]) -> ChatRequest:
     """Return the request. Raises BadRequest, or UnsupportedParameter for what is not supported."""
     for name, neutral in UNSUPPORTED_UNLESS.items():
         if name in body and body[name] not in neutral:

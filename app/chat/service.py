@@ -1,6 +1,6 @@
 """Answer a chat request: plan it, record its turns, run it on the engine, record how it ended.
 
-Every wire format (chat completions, responses) goes through `complete` and `stream`.
+Every wire format (chat completions, responses, messages) goes through `ChatService`.
 """
 
 import asyncio
@@ -11,23 +11,26 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import anyio
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 
 from alignment.signals.rules import length_penalty
 from app.chat import conversations
-from app.chat.episode_tags import find_tag
 from app.chat.fanout import StreamFanout, UnaryFanout, sum_usage
 from app.chat.histories import count_common
-from app.chat.planning import Plan, plan_completion
+from app.chat.planning import ChatPlanner, Plan
+from app.chat.request_origin import Disconnected, RequestOrigin
 from app.chat.schemas import ChatRequest
 from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnWriter
 from app.chat.wire_details import NO_DETAILS, WireDetails
+from app.core.database import Database
 from app.core.errors import AttuneError, database_unavailable, is_database_outage
-from app.core.http import services_of, settings_of
 from app.core.request_log import add_log_fields
-from app.deployments.version_router import VersionNotLoaded
+from app.core.settings import Settings
+from app.deployments.version_router import VersionNotLoaded, VersionRouter
+from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
 from app.inference.engine import Completion
+from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
 from app.inference.transport import EngineRefused, EngineTimeout, EngineUnavailable
 from app.models import ENGINE_REFUSED, TurnState
@@ -55,71 +58,177 @@ class Reply(Generic[T]):
     sampling: Sampling  # what it is sampled with
 
 
-async def complete(
-    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails = NO_DETAILS
-) -> Reply[dict[str, Any]]:
-    """Return a whole reply. If the client disconnects, abort the engine's work and record what was generated."""
-    return await _retry_during_weight_swap(request, lambda: _complete(request, caller, chat_request, details))
+class ChatService:
+    """Answers the chats of one process: plans them, records their turns and runs them on engines."""
 
+    def __init__(
+        self, db: Database, router: VersionRouter, writer: TurnWriter, engines: EnginePool, settings: Settings
+    ) -> None:
+        self._planner = ChatPlanner(db, router, engines, settings)
+        self._writer = writer
+        self._wait_seconds = adaptation_of(settings).wait_seconds(settings)
 
-async def stream(
-    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails = NO_DETAILS
-) -> Reply[Chunks]:
-    """Return a reply as a stream, once every choice has its first token; what the engine refuses is raised."""
-    return await _retry_during_weight_swap(request, lambda: _stream(request, caller, chat_request, details))
+    async def complete(
+        self,
+        caller: Caller,
+        chat_request: ChatRequest,
+        origin: RequestOrigin,
+        disconnected: Disconnected,
+        details: WireDetails = NO_DETAILS,
+    ) -> Reply[dict[str, Any]]:
+        """Return a whole reply. If the client disconnects, abort the engine's work and record what was generated."""
+        return await self._retry_during_weight_swap(
+            lambda: self._complete(caller, chat_request, origin, disconnected, details)
+        )
 
+    async def stream(
+        self,
+        caller: Caller,
+        chat_request: ChatRequest,
+        origin: RequestOrigin,
+        disconnected: Disconnected,
+        details: WireDetails = NO_DETAILS,
+    ) -> Reply[Chunks]:
+        """Return a reply as a stream, once every choice has its first token; what the engine refuses is raised."""
+        return await self._retry_during_weight_swap(
+            lambda: self._stream(caller, chat_request, origin, disconnected, details)
+        )
 
-async def _retry_during_weight_swap(request: Request, answer: Callable[[], Awaitable[T]]) -> T:
-    """Call `answer` again while no engine holds the version; full weights are missing for as long as a swap lasts."""
-    settings = settings_of(request)
-    wait_seconds = settings.engine.weight_swap_wait_seconds if settings.trainer.adaptation == "full" else 0.0
-    deadline, pause = time.monotonic() + wait_seconds, RETRY_MIN_SECONDS
-    while True:
-        try:
-            return await answer()
-        except VersionNotLoaded:
-            if time.monotonic() >= deadline:
-                raise
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, RETRY_MAX_SECONDS)
+    async def _retry_during_weight_swap(self, answer: Callable[[], Awaitable[T]]) -> T:
+        """Call `answer` again while no engine holds the version; full weights are missing while a swap lasts."""
+        deadline = time.monotonic() + self._wait_seconds
+        pause = RETRY_MIN_SECONDS
+        while True:
+            try:
+                return await answer()
+            except VersionNotLoaded:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_MAX_SECONDS)
 
-
-async def _complete(
-    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails
-) -> Reply[dict[str, Any]]:
-    writer, plan, fanout = await _start(request, caller, chat_request, details, UnaryFanout)
-    outcomes, has_left = await _wait_for_outcomes(request, writer, plan, fanout)
-    error = _first_error(outcomes)
-    if not has_left and (spare_plan := _with_spare_engine(plan, error)) is not None:
-        await fanout.close()  # the engine may still generate
-        plan, fanout = spare_plan, UnaryFanout(spare_plan.engine.client, plan.calls)
-        fanout.start()
-        outcomes, has_left = await _wait_for_outcomes(request, writer, plan, fanout)
+    async def _complete(
+        self,
+        caller: Caller,
+        chat_request: ChatRequest,
+        origin: RequestOrigin,
+        disconnected: Disconnected,
+        details: WireDetails,
+    ) -> Reply[dict[str, Any]]:
+        plan, fanout = await self._start(caller, chat_request, origin, details, UnaryFanout)
+        outcomes, has_left = await self._wait_for_outcomes(plan, fanout, disconnected)
         error = _first_error(outcomes)
-    captures = [outcome.capture if isinstance(outcome, Completion) else None for outcome in outcomes]
-    cause = error or (ClientDisconnect() if has_left else None)
-    await _record_ends(writer, _turn_ends(plan, captures, cause))
-    if error is not None:
-        error.headers |= plan.headers
-        raise error
-    completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
-    return Reply(_completion_body(plan, completions), plan.headers, plan.calls[0].sampling)
+        if not has_left and (spare_plan := _with_spare_engine(plan, error)) is not None:
+            await fanout.close()  # the engine may still generate
+            plan, fanout = spare_plan, UnaryFanout(spare_plan.engine.client, plan.calls)
+            fanout.start()
+            outcomes, has_left = await self._wait_for_outcomes(plan, fanout, disconnected)
+            error = _first_error(outcomes)
+        captures = [outcome.capture if isinstance(outcome, Completion) else None for outcome in outcomes]
+        cause = error or (ClientDisconnect() if has_left else None)
+        await self._record_ends(_turn_ends(plan, captures, cause))
+        if error is not None:
+            error.headers |= plan.headers
+            raise error
+        completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+        return Reply(_completion_body(plan, completions), plan.headers, plan.calls[0].sampling)
 
+    async def _wait_for_outcomes(
+        self, plan: Plan, fanout: UnaryFanout, disconnected: Disconnected
+    ) -> tuple[list[Completion | AttuneError], bool]:
+        """Return what became of each choice, and whether the client has left."""
+        disconnect = asyncio.create_task(_abort_on_disconnect(disconnected, fanout))
+        try:
+            outcomes = await fanout.wait()
+        except asyncio.CancelledError:  # the server is stopping
+            await fanout.close()
+            await self._record_ends([TurnEnd(call.rid, TurnState.ABORTED, None, SERVER_STOPPED) for call in plan.calls])
+            raise
+        finally:
+            disconnect.cancel()  # a task that is done stays so
+        return outcomes, disconnect.done()
 
-async def _wait_for_outcomes(
-    request: Request, writer: TurnWriter, plan: Plan, fanout: UnaryFanout
-) -> tuple[list[Completion | AttuneError], bool]:
-    """Return what became of each choice, and whether the client has left."""
-    disconnect = asyncio.create_task(_abort_on_disconnect(request, fanout))
-    try:
-        outcomes = await fanout.wait()
-    except asyncio.CancelledError:  # the server is stopping
-        await fanout.close()
-        await _record_ends(writer, [TurnEnd(call.rid, TurnState.ABORTED, None, SERVER_STOPPED) for call in plan.calls])
-        raise
-    finally:
-        disconnect.cancel()  # a task that is done stays so
-    return outcomes, disconnect.done()
+    async def _stream(
+        self,
+        caller: Caller,
+        chat_request: ChatRequest,
+        origin: RequestOrigin,
+        disconnected: Disconnected,
+        details: WireDetails,
+    ) -> Reply[Chunks]:
+        plan, fanout = await self._start(caller, chat_request, origin, details, StreamFanout)
+        is_started = False
+        while not is_started:
+            try:
+                await _wait_for_first_token(disconnected, fanout)
+                is_started = True
+            except BaseException as error:
+                await fanout.close()
+                if (spare_plan := _with_spare_engine(plan, error)) is None:
+                    await self._record_ends(_turn_ends(plan, fanout.captures(), error))
+                    if isinstance(error, AttuneError):
+                        error.headers |= plan.headers
+                    raise
+                plan, fanout = spare_plan, StreamFanout(spare_plan.engine.client, plan.calls)
+                fanout.start()
+        chunks = self._chunks(plan, fanout)
+        await anext(chunks)  # enters the generator, so that closing it runs its clean-up
+        return Reply(chunks, plan.headers, plan.calls[0].sampling)
+
+    async def _start(
+        self,
+        caller: Caller,
+        chat_request: ChatRequest,
+        origin: RequestOrigin,
+        details: WireDetails,
+        fanout_type: type[F],
+    ) -> tuple[Plan, F]:
+        """Plan the completion and record its turns while the engine begins.
+
+        With full weights the turns are recorded first: only then are the weights certain.
+        """
+        plan = await self._planner.plan(caller, chat_request, origin, details)
+        add_log_fields(turn=plan.id, policy=plan.label.partition("@")[0], version=plan.label)
+        fanout = fanout_type(plan.engine.client, plan.calls)
+        is_recorded = plan.turn_start.required_weights is not None
+        if is_recorded:
+            await self._writer.record_start(plan.turn_start)
+        fanout.start()
+        try:
+            if not is_recorded:
+                await self._writer.record_start(plan.turn_start)
+        except BaseException:
+            await fanout.close()
+            raise
+        return plan, fanout
+
+    async def _chunks(self, plan: Plan, fanout: StreamFanout) -> Chunks:
+        """Yield one empty item, then the chunks; record the ends of the turns when the generator is left."""
+        frame = {
+            "id": plan.id,
+            "model": plan.label,
+            "created": plan.created,
+            "system_fingerprint": plan.system_fingerprint,
+        }
+        cause: BaseException | None = None
+        try:
+            yield {}
+            async for chunk in fanout:
+                yield chunk | frame
+        except BaseException as error:
+            cause = error
+            raise
+        finally:
+            await fanout.close()
+            await self._record_ends(_turn_ends(plan, fanout.captures(), cause))
+
+    async def _record_ends(self, ends: Sequence[TurnEnd]) -> None:
+        """Record the ends of all turns. Raises Unavailable if the database is away for long: a stream ends with it."""
+        with anyio.CancelScope(shield=True):
+            results = await asyncio.gather(*(self._writer.record_end(end) for end in ends), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                raise database_unavailable() if is_database_outage(error) else error
 
 
 def _first_error(outcomes: Sequence[Completion | AttuneError]) -> AttuneError | None:
@@ -139,107 +248,23 @@ def _with_spare_engine(plan: Plan, error: BaseException | None) -> Plan | None:
     return replace(plan, engine=plan.spare_engine, spare_engine=None)
 
 
-async def _stream(request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails) -> Reply[Chunks]:
-    writer, plan, fanout = await _start(request, caller, chat_request, details, StreamFanout)
-    is_started = False
-    while not is_started:
-        try:
-            await _wait_for_first_token(request, fanout)
-            is_started = True
-        except BaseException as error:
-            await fanout.close()
-            if (spare_plan := _with_spare_engine(plan, error)) is None:
-                await _record_ends(writer, _turn_ends(plan, fanout.captures(), error))
-                if isinstance(error, AttuneError):
-                    error.headers |= plan.headers
-                raise
-            plan, fanout = spare_plan, StreamFanout(spare_plan.engine.client, plan.calls)
-            fanout.start()
-    chunks = _chunks(writer, plan, fanout)
-    await anext(chunks)  # enters the generator, so that closing it runs its clean-up
-    return Reply(chunks, plan.headers, plan.calls[0].sampling)
-
-
-async def _start(
-    request: Request, caller: Caller, chat_request: ChatRequest, details: WireDetails, fanout_type: type[F]
-) -> tuple[TurnWriter, Plan, F]:
-    """Plan the completion and record its turns while the engine begins.
-
-    With full weights the turns are recorded first: only then are the weights certain.
-    """
-    services = services_of(request)
-    writer = services.get(TurnWriter)
-    tag = find_tag(caller, request.path_params, request.headers, chat_request.metadata)
-    request_id = request.state.request_id
-    plan = await plan_completion(services, caller, chat_request, request.headers, request_id, details, tag)
-    add_log_fields(turn=plan.id, policy=plan.label.partition("@")[0], version=plan.label)
-    fanout = fanout_type(plan.engine.client, plan.calls)
-    is_recorded = plan.turn_start.required_weights is not None
-    if is_recorded:
-        await writer.record_start(plan.turn_start)
-    fanout.start()
-    try:
-        if not is_recorded:
-            await writer.record_start(plan.turn_start)
-    except BaseException:
-        await fanout.close()
-        raise
-    return writer, plan, fanout
-
-
-async def _chunks(writer: TurnWriter, plan: Plan, fanout: StreamFanout) -> Chunks:
-    """Yield one empty item, then the chunks; record the ends of the turns when the generator is left."""
-    frame = {
-        "id": plan.id,
-        "model": plan.label,
-        "created": plan.created,
-        "system_fingerprint": plan.system_fingerprint,
-    }
-    cause: BaseException | None = None
-    try:
-        yield {}
-        async for chunk in fanout:
-            yield chunk | frame
-    except BaseException as error:
-        cause = error
-        raise
-    finally:
-        await fanout.close()
-        await _record_ends(writer, _turn_ends(plan, fanout.captures(), cause))
-
-
-async def _wait_for_first_token(request: Request, fanout: StreamFanout) -> None:
+async def _wait_for_first_token(disconnected: Disconnected, fanout: StreamFanout) -> None:
     """Raise ClientDisconnect if the client leaves first: in a long queue the first token may take minutes."""
     started = asyncio.create_task(fanout.wait_until_started())
-    disconnected = asyncio.create_task(_wait_for_disconnect(request))
+    left = asyncio.ensure_future(disconnected())
     try:
-        await asyncio.wait((started, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((started, left), return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
             raise ClientDisconnect
         await started
     finally:
-        disconnected.cancel()
+        left.cancel()
         started.cancel()
 
 
-async def _wait_for_disconnect(request: Request) -> None:
-    """Return when the client disconnects. The body has been read, so no other message matters."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _abort_on_disconnect(request: Request, fanout: UnaryFanout) -> None:
-    await _wait_for_disconnect(request)
+async def _abort_on_disconnect(disconnected: Disconnected, fanout: UnaryFanout) -> None:
+    await disconnected()
     fanout.abort()
-
-
-async def _record_ends(writer: TurnWriter, ends: Sequence[TurnEnd]) -> None:
-    """Record the ends of all turns. Raises Unavailable if the database is away for long: a stream ends with it."""
-    with anyio.CancelScope(shield=True):
-        results = await asyncio.gather(*(writer.record_end(end) for end in ends), return_exceptions=True)
-    for error in results:
-        if isinstance(error, BaseException):
-            raise database_unavailable() if is_database_outage(error) else error
 
 
 def _turn_ends(plan: Plan, captures: Sequence[Capture | None], cause: BaseException | None) -> list[TurnEnd]:
@@ -264,8 +289,8 @@ def _turn_ends(plan: Plan, captures: Sequence[Capture | None], cause: BaseExcept
 def _refer_to_histories(plan: Plan, ends: Sequence[TurnEnd]) -> list[TurnEnd]:
     """Return the ends with the number of prompt tokens that the turns' histories have, and the engine."""
     referring = []
-    for end, row in zip(ends, plan.turn_start.turns, strict=True):
-        history_id: str | None = row["history_id"]
+    for end, turn in zip(ends, plan.turn_start.turns, strict=True):
+        history_id = turn.history_id
         tokens: Sequence[int] = ()
         if plan.history is not None and history_id == plan.history.turn_id:
             tokens = plan.history.token_ids

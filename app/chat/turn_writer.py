@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Integer, bindparam, case, cast, func, insert, or_, select, update
@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.chat import episode_limits, histories
+from app.chat.new_turn import NewTurn
 from app.core.database import Database, now
 from app.core.errors import AttuneError, is_database_outage
 from app.core.group_commit import GroupCommit, ItemKey
@@ -39,8 +40,8 @@ class TurnStart:
     recorded only if this engine still holds these weights.
     """
 
-    turns: list[dict[str, Any]]
-    metadata: list[dict[str, Any]] = field(default_factory=list)
+    turns: Sequence[NewTurn]
+    metadata: Sequence[Mapping[str, str]] = ()
     replaced_turn_ids: tuple[str, ...] = ()
     required_weights: EngineWeights | None = None
 
@@ -132,7 +133,8 @@ def key_of(item: TurnStart | TurnEnd) -> ItemKey:
     """Return what the item may wait for: the lock of its turn, or that of the episode of new turns."""
     if isinstance(item, TurnEnd):
         return ItemKey(None, item.turn_id)
-    return ItemKey(None, item.turns[0].get("episode_id") or item.turns[0]["id"])
+    first = item.turns[0]
+    return ItemKey(None, first.episode_id or first.id)
 
 
 class TurnWriter:
@@ -150,7 +152,7 @@ class TurnWriter:
 
         Raises VersionNotLoaded if the weights have changed, and Conflict if the episode of the turns has ended.
         """
-        policy_ids = {turn["id"]: turn["policy_id"] for turn in start.turns}
+        policy_ids = {turn.id: turn.policy_id for turn in start.turns}
         self._open |= policy_ids
         try:
             await self._group_commit.submit(start)
@@ -218,47 +220,56 @@ class TurnWriter:
 
 def write_group(connection: Connection, items: Sequence[TurnStart | TurnEnd]) -> list[AttuneError | None]:
     """Write a group of starts and ends in the open transaction; return one error or None for each item, in order."""
-    starts = [item for item in items if isinstance(item, TurnStart)]
-    refused = _refused_starts(connection, starts)
-    starts = [start for start in starts if id(start) not in refused]
-    errors = episode_limits.admit_turns(connection, [start.turns for start in starts])
-    refused |= {id(start): error for start, error in zip(starts, errors, strict=True) if error is not None}
-    starts = [start for start in starts if id(start) not in refused]
-    if starts:
-        connection.execute(INSERT_TURNS, _leave_out_histories(connection, [row for one in starts for row in one.turns]))
-    if metadata := [row for start in starts for row in start.metadata]:
+    starts = {index: item for index, item in enumerate(items) if isinstance(item, TurnStart)}
+    errors: dict[int, AttuneError] = _find_unloaded(connection, starts)
+    starts = {index: start for index, start in starts.items() if index not in errors}
+    admissions = episode_limits.admit_turns(connection, [start.turns for start in starts.values()])
+    turns: list[NewTurn] = []
+    for (index, start), admission in zip(list(starts.items()), admissions, strict=True):
+        if isinstance(admission, AttuneError):
+            errors[index] = admission
+            del starts[index]
+        elif admission is None:
+            turns += start.turns
+        else:
+            turns += [replace(turn, episode_step=admission) for turn in start.turns]
+    if turns:
+        connection.execute(INSERT_TURNS, _leave_out_histories(connection, turns))
+    if metadata := [row for start in starts.values() for row in start.metadata]:
         connection.execute(insert(TurnMetadata), metadata)
-    for start in starts:
+    for start in starts.values():
         if start.replaced_turn_ids:
             replaced = (Turn.id.in_(start.replaced_turn_ids), Turn.exclusion_reason.is_(None))
-            reason = f"its client repeated the request and received {start.turns[0]['completion_id']} instead"
+            reason = f"its client repeated the request and received {start.turns[0].completion_id} instead"
             connection.execute(update(Turn).where(*replaced).values(exclusion_reason=reason))
     if ends := [item.values() for item in items if isinstance(item, TurnEnd)]:
         connection.execute(FINISH_TURNS, ends)
-    return [refused.get(id(item)) for item in items]
+    return [errors.get(index) for index in range(len(items))]
 
 
-def _leave_out_histories(connection: Connection, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _leave_out_histories(connection: Connection, turns: Sequence[NewTurn]) -> list[dict[str, object]]:
     """Return the rows of the turns, without the messages that their histories have."""
-    new_ids = {turn["id"] for turn in turns}
-    named = {id for turn in turns if (id := turn.get("history_id")) is not None and id not in new_ids}
+    new_ids = {turn.id for turn in turns}
+    named = {id for turn in turns if (id := turn.history_id) is not None and id not in new_ids}
     existing = histories.lock_histories(connection, named) | new_ids
     rows = []
     for turn in turns:
-        history_id = turn.get("history_id") if turn.get("history_id") in existing else None
-        count = turn["num_history_messages"] if history_id is not None else 0
-        columns = {"history_id": history_id, "num_history_messages": count}
-        rows.append({**turn, **columns, "own_messages": turn["own_messages"][count:]})
+        row = turn.columns()
+        if turn.history_id in existing:
+            row["own_messages"] = turn.own_messages[turn.num_history_messages :]
+        else:
+            row |= {"history_id": None, "num_history_messages": 0}
+        rows.append(row)
     return rows
 
 
-def _refused_starts(connection: Connection, starts: Sequence[TurnStart]) -> dict[int, AttuneError]:
-    """Return an error for each start whose engine no longer holds the required weights, by `id(start)`.
+def _find_unloaded(connection: Connection, starts: Mapping[int, TurnStart]) -> dict[int, AttuneError]:
+    """Return an error for each start whose engine no longer holds the required weights, by the start's index.
 
     A weight swap first marks the engine's row, then waits for the recorded turns. The shared lock on that row
     therefore guarantees that no turn runs unseen during a swap or is recorded under the wrong version.
     """
-    required = {id(start): start.required_weights for start in starts if start.required_weights is not None}
+    required = {index: start.required_weights for index, start in starts.items() if start.required_weights is not None}
     if not required:
         return {}
     rows = connection.execute(
@@ -269,8 +280,8 @@ def _refused_starts(connection: Connection, starts: Sequence[TurnStart]) -> dict
     )
     loaded = {(row.name, row.weights) for row in rows if row.swapping_until is None}
     return {
-        start_id: VersionNotLoaded(f"{weights.label} was just unloaded from the engine; try again in a moment.")
-        for start_id, weights in required.items()
+        index: VersionNotLoaded(f"{weights.label} was just unloaded from the engine; try again in a moment.")
+        for index, weights in required.items()
         if (weights.engine, weights.weights) not in loaded
     }
 

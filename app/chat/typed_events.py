@@ -2,18 +2,19 @@
 
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import anyio
 import orjson
 from starlette.responses import Response
 
-from app.chat import service
-from app.chat.endpoints import event_stream
+from app.chat.service import Chunks, Reply
 from app.core.errors import AttuneError
+from app.core.http import event_stream
+from app.inference.chat_format import ChatChunk
 
 log = logging.getLogger("attune.chat")
-Event = dict[str, Any]
+Event = dict[str, object]
 
 
 class EventTranslator(Protocol):
@@ -21,25 +22,21 @@ class EventTranslator(Protocol):
 
     def start(self) -> list[Event]: ...
 
-    def add_chunk(self, chunk: dict[str, Any]) -> list[Event]: ...
+    def add_chunk(self, chunk: ChatChunk) -> list[Event]: ...
 
     def finish(self) -> list[Event]: ...
 
     def fail(self, error: AttuneError) -> list[Event]: ...
 
 
-async def typed_event_stream(
-    reply: service.Reply[service.Chunks], translator: EventTranslator, headers: dict[str, str]
-) -> Response:
+async def typed_event_stream(reply: Reply[Chunks], translator: EventTranslator, headers: dict[str, str]) -> Response:
     """Return the response that streams the reply as the translator's events."""
     encoded_events = server_sent_events(reply.headers["x-completion-id"], reply.content, translator)
     await anext(encoded_events)
     return event_stream(encoded_events, headers)
 
 
-async def server_sent_events(
-    completion_id: str, chunks: service.Chunks, translator: EventTranslator
-) -> AsyncIterator[bytes]:
+async def server_sent_events(completion_id: str, chunks: Chunks, translator: EventTranslator) -> AsyncIterator[bytes]:
     """Yield one empty item, then the encoded events.
 
     However it ends, the chat stream is closed, which records the turn and ends the engine's work. The empty item enters
@@ -51,7 +48,7 @@ async def server_sent_events(
         try:
             yield encode_events(translator.start())
             while chunk is not None:
-                yield encode_events(translator.add_chunk(chunk))
+                yield encode_events(translator.add_chunk(cast(ChatChunk, chunk)))
                 chunk = await anext(chunks, None)
             yield encode_events(translator.finish())
         except AttuneError as error:
@@ -63,6 +60,4 @@ async def server_sent_events(
 
 
 def encode_events(events: list[Event]) -> bytes:
-    return b"".join(
-        b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n" for event in events
-    )
+    return b"".join(f"event: {event['type']}\ndata: ".encode() + orjson.dumps(event) + b"\n\n" for event in events)

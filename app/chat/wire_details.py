@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class WireDetails:
     """
 
     conversation_id: str | None = None
-    recorded_params: Mapping[str, Any] = field(default_factory=dict)
+    recorded_params: Mapping[str, object] = field(default_factory=dict)
     top_k: int | None = None
     clamps_max_tokens: bool = False
     names_stop_text: bool = False

@@ -6,7 +6,6 @@ The key of a vote is made of the ids of the annotation, so that a later export w
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from app.cli.client import CommandError
 from app.cli.output import Row
@@ -36,7 +35,7 @@ def read_argilla(path: Path, questions: Questions) -> VoteFile:
     return file
 
 
-def _argilla_item(record: Row, name: str, value: Any, user: str, questions: Questions) -> Row:
+def _argilla_item(record: Row, name: str, value: object, user: str, questions: Questions) -> Row:
     return {
         # A user has one response to a question of a record.
         "key": f"argilla:{record.get('_server_id') or record.get('id')}:{name}:{user}",
@@ -96,7 +95,7 @@ def _order_pair(data: Row, value: Row, target: str) -> list[str]:
     return [str(id) for id in (ids if value["selected"] == "left" else ids[::-1])]
 
 
-def _find_target(record: Row, questions: Questions, fallback: Any = None) -> str:
+def _find_target(record: Row, questions: Questions, fallback: object = None) -> str:
     metadata = record.get("metadata")
     places = [record, metadata] if isinstance(metadata, Mapping) else [record]
     ids = [place[questions.target] for place in places if place.get(questions.target)]

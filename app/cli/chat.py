@@ -4,7 +4,8 @@ import json as jsonlib
 import sys
 import termios
 import tty
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,7 +15,7 @@ from app.core.settings import get_settings
 
 HELP = "an empty line or ctrl-D ends the chat; /new starts a new conversation"
 RATING_KEYS = {"u": "up", "+": "up", "d": "down", "-": "down"}
-Messages = list[dict[str, Any]]
+Messages = list[dict[str, str]]
 console = Console(highlight=False)
 
 
@@ -56,7 +57,7 @@ def chat(
             console.print(f"[{'green' if rating == 'up' else 'red'}]thumb {rating}[/]")
 
 
-def _send_one(api: Api, body: dict[str, Any], json: bool) -> None:
+def _send_one(api: Api, body: Mapping[str, object], json: bool) -> None:
     """Print the reply, and the completion's id and the version on stderr, where they do not mix with the reply."""
     reply = api.post("/v1/chat/completions", body)
     [choice] = reply["choices"]

@@ -3,7 +3,7 @@
 import json
 import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,9 @@ import httpx2
 
 from app.cli.up_record import read_running
 from app.core.settings import Settings, get_settings
+from app.inference.chat_format import ChatChunk
+
+Answer = dict[str, Any]  # a JSON object that the service answers; the commands know its fields
 
 
 class CommandError(SystemExit):
@@ -70,7 +73,7 @@ def load_api_key(settings: Settings) -> str:
     )
 
 
-def drop_unset(**params: Any) -> dict[str, Any]:
+def drop_unset(**params: object) -> dict[str, object]:
     """Return the parameters that are not None."""
     return {name: value for name, value in params.items() if value is not None}
 
@@ -126,32 +129,32 @@ class Api:
             response.read()
             return response.json()
 
-    def get(self, path: str, **params: Any) -> Any:
+    def get(self, path: str, **params: object) -> Any:
         """Parameters that are None are not sent."""
         return self._request("GET", path, params=drop_unset(**params))
 
-    def list_all(self, path: str, **params: Any) -> list[dict[str, Any]]:
+    def list_all(self, path: str, **params: object) -> list[Answer]:
         """Return the rows of every page."""
         page = self.get(path, limit=100, **params)
-        rows: list[dict[str, Any]] = page["data"]
+        rows: list[Answer] = page["data"]
         while page["has_more"]:
             page = self.get(path, limit=100, after=page["last_id"], **params)
             rows += page["data"]
         return rows
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
+    def post(self, path: str, body: Mapping[str, object]) -> Any:
         return self._request("POST", path, json=body)
 
-    def put(self, path: str, body: dict[str, Any]) -> Any:
+    def put(self, path: str, body: Mapping[str, object]) -> Any:
         return self._request("PUT", path, json=body)
 
-    def patch(self, path: str, body: dict[str, Any]) -> Any:
+    def patch(self, path: str, body: Mapping[str, object]) -> Any:
         return self._request("PATCH", path, json=body)
 
     def delete(self, path: str) -> Any:
         return self._request("DELETE", path)
 
-    def stream_chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def stream_chat(self, body: Mapping[str, object]) -> Iterator[ChatChunk]:
         """Yield the chunks of one streamed completion."""
         with self.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 from urllib.parse import quote, unquote
 
 import typer
@@ -74,7 +74,7 @@ def import_preferences(file: File, name: Name, json: Json = False) -> None:
     print_object(_upload(file, name=name, kind="preferences"), json, _render_import)
 
 
-def _download(path: str, out: Path, **params: Any) -> Row:
+def _download(path: str, out: Path, **params: object) -> Row:
     """Download a file. It appears under its name only when it is complete."""
     with Api().stream("GET", path, params=drop_unset(**params)) as response:
         headers = response.headers
@@ -88,7 +88,7 @@ def _download(path: str, out: Path, **params: Any) -> Row:
     return {"file": str(out), "bytes": size, "rows": int(headers["x-rows"]), "left_out": left_out}
 
 
-def _upload(file: Path, **params: Any) -> Row:
+def _upload(file: Path, **params: object) -> Row:
     headers = {"content-type": MEDIA_TYPE, "content-length": str(file.stat().st_size)}
     options = {"params": params, "headers": headers}
     with (

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -170,7 +170,7 @@ def delivery(
     print_object(row, json, _render_deployment)
 
 
-def _stage_config(stage: str, option: str | None, row: Row) -> Any:
+def _stage_config(stage: str, option: str | None, row: Row) -> object:
     """Return the option's value or, without the option, the policy's present configuration of the stage."""
     if option is None:
         return row[f"{stage}_config"] if row[f"{stage}_overridden"] else None

@@ -1,7 +1,7 @@
 """`attune feedback`: give feedback on a completion, and see what became of it."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -53,7 +53,7 @@ def give_feedback(
     print_object(row, json, _render_answer)
 
 
-def parse_value(text: str, kind: str) -> Any:
+def parse_value(text: str, kind: str) -> object:
     """Return the value of a command line for this kind. Example: ("4", "rating") -> 4, ("4", "comment") -> "4"."""
     if kind == "binary":
         return THUMBS.get(text.lower(), text)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -23,7 +23,7 @@ from app.cli.output import (
 from app.cli.projects import run_in_transaction
 from app.cli.retention import prune
 from app.core.settings import get_settings
-from app.policies import load_errors
+from app.engines import load_errors
 
 version_commands = typer.Typer(help="The versions of a policy, with their metrics and the feedback on them.")
 audits = typer.Typer(help="The audit log: who changed what, when and why.")
@@ -75,7 +75,7 @@ def _render_comparison(body: Row) -> Iterator[Renderable]:
     yield from body["sentences"]
 
 
-def _reward_mean(source: str) -> Callable[[Row], Any]:
+def _reward_mean(source: str) -> Callable[[Row], object]:
     return lambda row: row["rewards"].get(source, {}).get("mean")
 
 
@@ -203,7 +203,7 @@ def trained_to_served_ms(row: Row) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _metric(name: str) -> Callable[[Row], Any]:
+def _metric(name: str) -> Callable[[Row], object]:
     return lambda row: row["metrics"].get(name)
 
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.client import Api
+from app.cli.client import Answer, Api
 from app.cli.options import policy_path
 
-Row = dict[str, Any]
+Row = Answer
 Renderable = str | Text | Table
 Render = Callable[[Any], str | Iterable[Renderable]]
 
@@ -31,7 +31,7 @@ class Column:
     """
 
     heading: str
-    value: str | Callable[[Row], Any]
+    value: str | Callable[[Row], object]
     form: str = "{}"
     right: bool = False
     no_wrap: bool = False
@@ -56,7 +56,7 @@ def print_list(title: str, columns: Sequence[Column], rows: Sequence[Row], json:
     print_object(rows, json, lambda rows: [make_table(title, columns, rows)])
 
 
-def print_object(body: Any, json: bool, render: Render) -> None:
+def print_object(body: object, json: bool, render: Render) -> None:
     """Print one object as the lines and tables that `render` returns, or as JSON."""
     if json:
         print(jsonlib.dumps(body, indent=2))
@@ -74,7 +74,7 @@ def post_action(path: str, policy: str | None, reason: str | None, json: bool, r
     print_object(Api().post(policy_path(policy, path), {"reason": reason}), json, render)
 
 
-def format_optional(value: Any, form: str = "{}") -> str:
+def format_optional(value: object, form: str = "{}") -> str:
     """Format a value, or return a dash for None."""
     return "–" if value is None else form.format(value)
 

@@ -3,9 +3,8 @@
 import json as jsonlib
 import tomllib
 from collections.abc import Iterator
-from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -153,13 +152,16 @@ def _settings(pairs: list[str] | None, file: Path | None) -> Row:
     return settings
 
 
-def _nest(path: str, value: Any) -> Row:
+def _nest(path: str, value: object) -> Row:
     """Example: ("trainer.optim.lr", 1e-3) -> {"trainer": {"optim": {"lr": 1e-3}}}"""
-    nested: Row = reduce(lambda inner, name: {name: inner}, reversed(path.strip().split(".")), value)
+    *outer, last = path.strip().split(".")
+    nested: Row = {last: value}
+    for name in reversed(outer):
+        nested = {name: nested}
     return nested
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str) -> object:
     """Return a value that may be JSON: a number, a list, a table; other text as it is."""
     try:
         return jsonlib.loads(text)
@@ -202,7 +204,7 @@ def _render(row: Row, *, everything: bool = False) -> Iterator[str]:
             yield f"  {path} = {text}{'  # its own' if is_own and everything else ''}"
 
 
-def _leaves(table: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(table: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, f"{prefix}{name}.")

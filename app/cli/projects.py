@@ -17,7 +17,7 @@ from app.core.project_limits import ProjectLimits
 from app.core.settings import Settings, get_settings
 from app.models import Project
 from app.projects import service
-from app.projects.endpoints import ProjectView
+from app.projects.views import ProjectView
 
 T = TypeVar("T")
 keys = typer.Typer(no_args_is_help=True, help="Manage the API keys of your project. Your key needs the scope admin.")

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -83,7 +83,7 @@ def _render_pruned(body: Row) -> str:
 
 
 def _render(body: Row) -> Iterator[Renderable]:
-    rows: list[dict[str, Any]] = [
+    rows: list[Row] = [
         {"name": name, "value": _describe(name, value), "own": "own" if name in body["own"] else "default"}
         for name, value in body["effective"].items()
     ]

@@ -13,6 +13,7 @@ from typing import Annotated
 import httpx2
 import typer
 import uvicorn
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.cli import client
 from app.cli.console import describe_console
@@ -28,6 +29,7 @@ from app.core.processes import ManagedProcess
 from app.core.request_log import log_config
 from app.core.settings import Settings, get_settings
 from app.core.settings.loading import load_settings
+from app.engines.adaptation import adaptation_of
 from app.ops.experiment_log import require_trackers
 from app.ops.start_checks import require_startable
 from app.policies import lifecycle
@@ -55,15 +57,19 @@ def migrate_database(settings: Settings, attempts: int = LOCK_ATTEMPTS) -> None:
 def create_default_project(settings: Settings, print_line: PrintLine) -> None:
     """Create the default project, its API key and the policy, if they are missing."""
     require_adapter_shape(settings)
-    key = run_in_transaction(
-        settings, lambda s: bootstrap(s, settings.policy, settings.model, settings.trainer.adaptation)
-    )
+    key = run_in_transaction(settings, lambda s: _bootstrap(s, settings))
     run_in_transaction(settings, lambda s: lifecycle.require_fitting_settings(s, settings))
     if key is not None:
         client.save_api_key(settings, key)
         # The output of a container goes to logs that many people read.
         where = f"(shown this once): {key}" if sys.stdout.isatty() else f"saved in {settings.credentials_file}"
         print_line(f"project 'default', API key {where}")
+
+
+async def _bootstrap(session: AsyncSession, settings: Settings) -> str | None:
+    key = await bootstrap(session, settings.policy, settings.model)
+    await adaptation_of(settings).check_versions(session)
+    return key
 
 
 def build_processes(settings: Settings) -> list[ManagedProcess]:

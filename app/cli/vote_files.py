@@ -32,7 +32,7 @@ class Questions:
     scale: tuple[float, float] = (1.0, 5.0)
     target: str = "completion_id"
 
-    def to_feedback(self, question: str, value: Any) -> Row:
+    def to_feedback(self, question: str, value: object) -> Row:
         """Return name, kind and value of an answer. Raises ValueError if its kind is neither given nor clear.
 
         The feedback has the question's name, so that answers to different questions do not replace each other.
@@ -75,7 +75,7 @@ def to_name(question: str) -> str:
     return re.sub(r"[^\w.-]", "-", question)[:63] or "default"
 
 
-def guess_kind(value: Any) -> str | None:
+def guess_kind(value: object) -> str | None:
     """Return the kind of a thumb or a number; None for other answers."""
     if isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in THUMBS):
         return "binary"
@@ -128,7 +128,7 @@ def parse_seconds(name: str, text: str) -> float:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _csv_item(row: dict[str, Any]) -> Row:
+def _csv_item(row: dict[str, str | None]) -> Row:
     if "" in row:
         raise ValueError("it has more values than there are columns")
     cells = {name: value.strip() for name, value in row.items() if value is not None and value.strip()}

@@ -59,7 +59,7 @@ class Visit:
         return has_scope(self.caller.scopes, Permission[permission.upper()])
 
     def context(self, policy: str) -> PolicyContext:
-        """Return what the handlers of the HTTP API take, so that pages show and do the same."""
+        """Return the policy as the HTTP API's handlers get it, for a page that changes it under its lock."""
         return PolicyContext(policy, self.request, self.caller, self.db)
 
     async def list_policies(self, session: AsyncSession) -> list[Policy]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from app.console.rendering import DASH, format_figure, format_percent
 
@@ -30,7 +30,7 @@ class Chart:
     limits: tuple[float | None, float | None] = (0.0, None)
     note: str = ""
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """Return what `charts.js` reads."""
         names = ("label", "unit", "x", "values", "low", "high", "limits")
         return {name: getattr(self, name) for name in names}

@@ -3,15 +3,16 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.json_values import as_object, as_objects
 from app.chat.histories import count_common, read_messages
 from app.core.errors import NotFound
 from app.feedback import queries
+from app.feedback.feedback_rows import FeedbackBody
 from app.models import Feedback, Origin, Policy, Reward, Sample, Turn, Version, to_completion_id
 from app.policies.references import format_reference
 
@@ -36,7 +37,7 @@ class TurnStory:
     version_state: str
     question: list[Line]
     answered: Line | None
-    feedback: list[dict[str, Any]] = field(default_factory=list)
+    feedback: list[FeedbackBody] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
     sample: Sample | None = None
 
@@ -54,22 +55,25 @@ class Conversation:
     id: str | None
     policy: str
     turns: list[TurnStory]
-    feedback: list[dict[str, Any]]  # about the conversation as a whole
+    feedback: list[FeedbackBody]  # about the conversation as a whole
     has_more: bool
 
 
-def to_line(message: Mapping[str, Any]) -> Line:
+def to_line(message: Mapping[str, object]) -> Line:
     """Return a message as text. Tool calls, and parts that are no text, are shown as JSON."""
     content = message.get("content")
-    parts = content if isinstance(content, list) else [content] if content else []
-    texts = [
-        part if isinstance(part, str) else str(part["text"]) if "text" in part else orjson.dumps(part).decode()
-        for part in parts
-    ]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", {})
+    parts: list[object] = content if isinstance(content, list) else [content] if content else []
+    texts = [_part_text(part) for part in parts]
+    for call in as_objects(message.get("tool_calls") or []):
+        function = as_object(call.get("function", {}))
         texts.append(f"{function.get('name', 'tool')}({function.get('arguments', '')})")
     return Line(str(message.get("role", "")), "\n".join(texts))
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    return str(part["text"]) if isinstance(part, dict) and "text" in part else orjson.dumps(part).decode()
 
 
 async def read_conversation(session: AsyncSession, project_id: str, id: str) -> Conversation:
@@ -103,7 +107,7 @@ async def _read_stories(session: AsyncSession, project_id: str, id: str | None, 
         )
     }
     stories: dict[str, TurnStory] = {}
-    seen: list[dict[str, Any]] = []
+    seen: list[Mapping[str, object]] = []
     for turn in turns:
         prompt = messages.get(turn.id, [])
         common = count_common(seen, prompt)
@@ -121,7 +125,7 @@ async def _read_stories(session: AsyncSession, project_id: str, id: str | None, 
         stories[sample.turn_id].sample = sample
     is_chat = turns[0].origin == Origin.CHAT  # nobody gives feedback on a rollout
     about = await _read_feedback(session, project_id, id, turns) if existing and is_chat else []
-    of_turns = defaultdict(
+    of_turns: defaultdict[tuple[str | None, int | None], list[FeedbackBody]] = defaultdict(
         list, {(story.turn.completion_id, story.turn.choice_index): story.feedback for story in stories.values()}
     )
     for view in about:
@@ -133,12 +137,11 @@ async def _read_stories(session: AsyncSession, project_id: str, id: str | None, 
 
 async def _read_feedback(
     session: AsyncSession, project_id: str, id: str | None, turns: Sequence[Turn]
-) -> list[dict[str, Any]]:
+) -> list[FeedbackBody]:
     completion_id = None if id is not None else turns[0].completion_id
     query = await queries.select_feedback(session, project_id, completion_id, None, id)
     page = await queries.list_page(session, project_id, query, after=None, limit=MAX_FEEDBACK, newest_first=False)
-    views: list[dict[str, Any]] = page["data"]
-    return views
+    return page["data"]
 
 
 async def find_turn(session: AsyncSession, project_id: str, id: str) -> Turn | None:

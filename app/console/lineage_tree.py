@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.policies.endpoints import VersionView
+from app.policies.views import VersionView
 
 COLUMN, LANE, MARGIN = 46, 40, 24  # px
 

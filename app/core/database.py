@@ -28,7 +28,7 @@ from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
@@ -47,7 +47,7 @@ LONG_POOL_SECONDS = 30.0  # that a long statement waits for a connection
 DEADLOCK_STATES = ("40P01", "40001")  # SQLSTATE: the server ended one of two transactions that waited for each other
 MAX_ATTEMPTS = 5
 # UPDATE and DELETE statements do not change the objects that the session has loaded.
-SESSION_OPTIONS: dict[str, Any] = {"expire_on_commit": False, "execution_options": {"synchronize_session": False}}
+EXECUTION_OPTIONS = {"synchronize_session": False}
 # What the current request does first in each of its write transactions; see app/projects/idempotency.py.
 REQUEST_WORK: ContextVar[Callable[[AsyncSession], Awaitable[None]] | None] = ContextVar("request_work", default=None)
 
@@ -60,12 +60,12 @@ class now(FunctionElement[float]):  # noqa: N801 - named like the SQL function
 
 
 @compiles(now, "sqlite")
-def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+def _now_sqlite(element: now, compiler: SQLCompiler, **kw: object) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
 @compiles(now, "postgresql")
-def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
+def _now_postgresql(element: now, compiler: SQLCompiler, **kw: object) -> str:
     # A subquery is evaluated once per statement. A volatile function alone would prevent the use of an index.
     return "(SELECT extract(epoch from clock_timestamp())::double precision)"
 
@@ -116,7 +116,7 @@ class Database(AbstractAsyncContextManager["Database"]):
         self.embedded = url.startswith("sqlite")
         self._url, self._seconds, self._long_seconds = url, seconds, long_seconds
         self._wait_seconds: float = primary._wait_seconds if primary else seconds or DEFAULT_TIMEOUT_SECONDS
-        options: dict[str, Any] = {"hide_parameters": True}  # errors are logged, and parameters hold users' messages
+        options: dict[str, object] = {"hide_parameters": True}  # errors are logged, and parameters hold users' messages
         if self.embedded:
             self.engine: AsyncEngine = create_async_engine(url, **options)
             self._sync = create_engine(blocking_url(url), **options)
@@ -132,7 +132,7 @@ class Database(AbstractAsyncContextManager["Database"]):
             self._sync = create_engine(url, connect_args=arguments, **options)
 
             @event.listens_for(self._sync, "do_connect")
-            def connect(dialect: Any, record: Any, args: Any, kwargs: Any) -> Any:
+            def connect(dialect: object, record: object, args: tuple[str, ...], kwargs: dict[str, Any]) -> object:
                 return connection_class.connect(*args, **kwargs)
 
         self._writer = self.engine.execution_options(attune_write=True)
@@ -152,21 +152,24 @@ class Database(AbstractAsyncContextManager["Database"]):
             else:
                 _ping_when_idle(engine)
 
+    def _session(self, engine: AsyncEngine) -> AsyncSession:
+        return AsyncSession(engine, expire_on_commit=False, execution_options=EXECUTION_OPTIONS)
+
     def read(self) -> AsyncSession:
         """Return a session for reading, an async context manager."""
-        return AsyncSession(self.engine, **SESSION_OPTIONS)
+        return self._session(self.engine)
 
     def read_snapshot(self) -> AsyncSession:
         """Return a session for reading whose statements all see the database as the first one finds it.
 
         With `read`, each statement on PostgreSQL also sees what was committed after the statement before it.
         """
-        return AsyncSession(self._snapshots, **SESSION_OPTIONS)
+        return self._session(self._snapshots)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncSession]:
         """Open a session in a write transaction, commit it at the end, then send its tasks."""
-        async with self._turn(), AsyncSession(self._writer, **SESSION_OPTIONS) as session, session.begin():
+        async with self._turn(), self._session(self._writer) as session, session.begin():
             if (request_work := REQUEST_WORK.get()) is not None:
                 await request_work(session)
             yield session
@@ -269,11 +272,11 @@ def _ping_when_idle(engine: Engine) -> None:
     SQLAlchemy's own ping costs a round trip before every use; a connection in steady use needs none."""
 
     @event.listens_for(engine, "checkin")
-    def checkin(connection: Any, record: Any) -> None:
+    def checkin(connection: object, record: ConnectionPoolEntry) -> None:
         record.info["idle_since"] = time.monotonic()
 
     @event.listens_for(engine, "checkout")
-    def checkout(connection: Any, record: Any, proxy: Any) -> None:
+    def checkout(connection: PoolProxiedConnection, record: ConnectionPoolEntry, proxy: object) -> None:
         idle_since = record.info.get("idle_since")
         if idle_since is None or time.monotonic() - idle_since < IDLE_SECONDS:
             return

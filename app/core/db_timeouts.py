@@ -43,9 +43,9 @@ def time_limit(seconds: float) -> Iterator[None]:
         _DEADLINE.reset(token)
 
 
-def connect_arguments(url: URL, seconds: float | None) -> dict[str, Any]:
+def connect_arguments(url: URL, seconds: float | None) -> dict[str, object]:
     """Return the arguments of psycopg's `connect`. Parameters of the URL win; its `options` follow ours."""
-    defaults: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
+    defaults: dict[str, object] = {"connect_timeout": CONNECT_SECONDS, **KEEPALIVE}
     arguments = {name: value for name, value in defaults.items() if name not in url.query}
     limits: dict[str, float] = {"lock_timeout": MAX_LOCK_SECONDS}
     if seconds is not None:

@@ -17,7 +17,7 @@ AttuneError
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request
@@ -61,11 +61,11 @@ class AttuneError(Exception):
         if (seconds := retry_after or self.retry_after) is not None:
             self.headers["retry-after"] = str(max(1, math.ceil(seconds)))
 
-    def body(self) -> dict[str, Any]:
-        """Return the response body. It always has all four keys."""
+    def body(self) -> "ErrorEnvelope":
+        """Return the response body."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self, body: dict[str, Any] | None = None) -> Response:
+    def response(self, body: Mapping[str, object] | None = None) -> Response:
         """Return the response. `body`: in another form than OpenAI's."""
         headers = self.headers if self.status not in PERMANENT else {**self.headers, "x-should-retry": "false"}
         return Response(orjson.dumps(body or self.body()), self.status, headers, media_type="application/json")
@@ -133,6 +133,21 @@ class Unavailable(AttuneError):
     type = "server_error"
     code = "engine_unavailable"
     retry_after = 2
+
+
+class ErrorFields(TypedDict):
+    """An ErrorDetail as a dict."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorEnvelope(TypedDict):
+    """An ErrorBody as a dict."""
+
+    error: ErrorFields
 
 
 class ErrorDetail(BaseModel):

@@ -1,4 +1,4 @@
-"""What handlers share: the services of the process, the dependency for JSON bodies, and the JSON response.
+"""What handlers share: the services of the process, the dependency for JSON bodies, JSON responses and event streams.
 
 Example:
     @router.post("/deploy")
@@ -20,9 +20,10 @@ from fastapi import Depends, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute
 
+from alignment.json_values import as_object, as_objects
 from app.core.compression import ENCODINGS, decompress, require_known_encoding
 from app.core.errors import BadRequest, TooLarge
 from app.core.settings import Settings
@@ -61,7 +62,7 @@ class RowView(BaseModel):
     """A view whose fields have the names of a row's attributes, but for some."""
 
     @classmethod
-    def from_row(cls, row: object, **fields: Any) -> Self:
+    def from_row(cls, row: object, **fields: object) -> Self:
         """Return the view with `fields`, and with the attributes of the row for all others that the row has."""
         return cls.model_validate(
             {name: getattr(row, name) for name in cls.model_fields if name not in fields and hasattr(row, name)}
@@ -69,9 +70,15 @@ class RowView(BaseModel):
         )
 
 
-def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response that FastAPI does not validate again. `content` must be what JSON can hold."""
     return Response(orjson.dumps(content), status, headers, media_type="application/json")
+
+
+def event_stream(events: AsyncIterator[bytes], headers: dict[str, str]) -> Response:
+    """Return a response of server-sent events that no proxy may buffer."""
+    headers = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 
 class Services:
@@ -152,7 +159,7 @@ def json_body(
     return Depends(JsonBody(model, parse, max_values, takes_arrays=takes_arrays))
 
 
-def parse_json_object(raw: bytes, max_values: int = MAX_VALUES) -> dict[str, Any]:
+def parse_json_object(raw: bytes, max_values: int = MAX_VALUES) -> dict[str, object]:
     """Return the body as a JSON object. Raises BadRequest, or TooLarge for one with too many values."""
     body = parse_json(raw, max_values)
     if not isinstance(body, dict):
@@ -194,7 +201,7 @@ def _holds_at_most(max_values: int, raw: bytes) -> bool:
     return count + _max_count(raw[end:]) <= max_values
 
 
-def _check_depth(body: Any) -> None:
+def _check_depth(body: object) -> None:
     """Raise BadRequest for a body that is nested too deeply."""
     containers: list[Any] = [body] if isinstance(body, (dict, list)) else []
     for _ in range(MAX_DEPTH):
@@ -235,7 +242,7 @@ async def stream_body(request: Request, limit: int, noun: str) -> AsyncIterator[
         yield chunk
 
 
-def parse_body(model: type[M], body: dict[str, object]) -> M:
+def parse_body(model: type[M], body: Mapping[str, object]) -> M:
     """Validate `body` as `model`. Raises BadRequest, which names the first wrong field."""
     try:
         return model.model_validate(body)
@@ -262,20 +269,20 @@ def document_json_bodies(routes: Iterable[BaseRoute]) -> None:
                 route.openapi_extra = {**(route.openapi_extra or {}), **_request_body_schema(dependency.call.model)}
 
 
-def _request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
+def _request_body_schema(model: type[BaseModel]) -> dict[str, object]:
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
-    schema = _inline_refs(schema, definitions)
+    schema = as_object(_inline_refs(schema, definitions))
     return {"requestBody": {"required": _requires_fields(schema), "content": {"application/json": {"schema": schema}}}}
 
 
-def _requires_fields(schema: dict[str, Any]) -> bool:
+def _requires_fields(schema: Mapping[str, object]) -> bool:
     """Whether an object without fields, as which a missing body is read, does not match the schema."""
-    alternatives = [*schema.get("oneOf", ()), *schema.get("anyOf", ())]
+    alternatives = [*as_objects(schema.get("oneOf", [])), *as_objects(schema.get("anyOf", []))]
     return "required" in schema or (bool(alternatives) and all(map(_requires_fields, alternatives)))
 
 
-def _inline_refs(schema: Any, definitions: dict[str, Any]) -> Any:
+def _inline_refs(schema: object, definitions: dict[str, object]) -> object:
     if isinstance(schema, list):
         return [_inline_refs(item, definitions) for item in schema]
     if not isinstance(schema, dict):

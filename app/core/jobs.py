@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from celery import Celery
 from celery.app.amqp import AMQP
@@ -140,7 +140,7 @@ class Transport(filesystem.Transport):  # type: ignore[misc]
 def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
     """Return the Celery application, the same for senders and for workers."""
     celery = Celery("attune", amqp=RetryingAMQP)
-    options: dict[str, Any] = REDIS_OPTIONS if broker_url is not None and broker_url.startswith("redis") else {}
+    options: dict[str, object] = REDIS_OPTIONS if broker_url is not None and broker_url.startswith("redis") else {}
     if broker_url is None:
         broker_dir.mkdir(parents=True, exist_ok=True)
         folder = str(broker_dir)

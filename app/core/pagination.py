@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel
-from sqlalchemy import Select, tuple_
+from sqlalchemy import tuple_
 from sqlalchemy.orm import DeclarativeBase
 
+from app.core.rows import AnySelect
+
 T = TypeVar("T")
-Q = TypeVar("Q", bound=Select[*tuple[Any, ...]])
+Q = TypeVar("Q", bound=AnySelect)
 Position = DeclarativeBase | Sequence[Any] | None
 
 

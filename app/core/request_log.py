@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from logging.config import dictConfig
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 _FIELDS: ContextVar[Mapping[str, str]] = ContextVar("log_fields", default=MappingProxyType({}))
@@ -59,7 +59,7 @@ class JsonLogFormatter(logging.Formatter):
         self._role = role
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,

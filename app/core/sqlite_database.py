@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import ConnectionPoolEntry
 
 # secure_delete: what is erased must be gone from the file, too.
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON")
@@ -94,12 +95,12 @@ def prepare(engine: Engine, seconds: float | None, wait_seconds: float) -> None:
     """
 
     @event.listens_for(engine, "do_connect")
-    def do_connect(dialect: Any, record: Any, args: Any, kwargs: Any) -> None:
+    def do_connect(dialect: object, record: object, args: object, kwargs: object) -> None:
         if (path := engine.url.database) and path != ":memory:" and not path.startswith("file:"):
             make_file_private(Path(path))  # SQLite gives the permissions of the database to its -wal and -shm
 
     @event.listens_for(engine, "connect")
-    def connect(connection: Any, record: Any) -> None:
+    def connect(connection: Any, record: ConnectionPoolEntry) -> None:
         connection.isolation_level = None  # transactions are begun below
         cursor = connection.cursor()
         for pragma in PRAGMAS:
@@ -122,7 +123,7 @@ def prepare(engine: Engine, seconds: float | None, wait_seconds: float) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     @event.listens_for(engine, "before_cursor_execute")
-    def before_execute(connection: Connection, *args: Any) -> None:
+    def before_execute(connection: Connection, *args: object) -> None:
         if (limit := connection.info.get("limit")) is not None:
             limit.begin()
 

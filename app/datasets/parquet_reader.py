@@ -10,8 +10,8 @@ import os
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import BinaryIO, ParamSpec, TypeVar
 
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -27,6 +27,8 @@ CPU_SECONDS = 600
 REQUIRED = {"prompts": ("prompt",), "preferences": ("prompt", "chosen", "rejected")}
 ROLES = ("user", "assistant", "system", "tool")
 Messages = list[dict[str, str]]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class InvalidFile(Exception):
@@ -41,7 +43,7 @@ class InvalidValue(Exception):
     """A value that cannot be imported. The caller adds the row and the column."""
 
 
-def convert(kind: str, source: BinaryIO, target: BinaryIO, max_bytes: int) -> dict[str, Any]:
+def convert(kind: str, source: BinaryIO, target: BinaryIO, max_bytes: int) -> dict[str, object]:
     """Write every row as a line. Raises InvalidFile. No metadata of the file is trusted before it is checked."""
     file = pq.ParquetFile(source, pre_buffer=False, buffer_size=1024 * 1024, arrow_extensions_enabled=False)
     columns, left_out = _columns(kind, file.schema_arrow)
@@ -102,7 +104,7 @@ def _is_messages(kind: pa.DataType) -> bool:
     return has_texts and len(fields) == kind.value_type.num_fields  # no two of the same name
 
 
-def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, object]]:
     for group in range(file.metadata.num_row_groups):
         metadata = file.metadata.row_group(group)
         row_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
@@ -111,17 +113,18 @@ def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
             yield from batch.select(columns).to_pylist()
 
 
-def convert_row(kind: str, row: Mapping[str, Any], number: int, values_left_out: Counter[str]) -> bytes:
+def convert_row(kind: str, row: Mapping[str, object], number: int, values_left_out: Counter[str]) -> bytes:
     """Return the row as JSON. Raises InvalidFile for a column that a dataset must have.
 
     A value of another column that cannot be stored is left out, as such a column is, and counted by its column.
 
     Example: {"prompt": "Hi", "reference": "Oh"} -> {"messages": [{…}], "reference": "Oh"}
     """
-    content: dict[str, Any] = {"messages": _read_at(number, "prompt", read_messages, row["prompt"], "user")}
+    prompt = _read_at(number, "prompt", read_messages, row["prompt"], "user")
+    content: dict[str, object] = {"messages": prompt}
     rest = {name: value for name, value in row.items() if name != "prompt"}
     if kind == "preferences":
-        content |= _read_preference(content["messages"], rest.pop("chosen"), rest.pop("rejected"), number)
+        content |= _read_preference(prompt, rest.pop("chosen"), rest.pop("rejected"), number)
     elif rest.get("reference") is not None:
         content["reference"] = _read_at(number, "reference", check_text, rest.pop("reference"))
     values = {name: value for name, value in rest.items() if value is not None}
@@ -136,11 +139,11 @@ def convert_row(kind: str, row: Mapping[str, Any], number: int, values_left_out:
     return line
 
 
-def _to_line(content: Mapping[str, Any], details: Mapping[str, Any]) -> bytes:
+def _to_line(content: Mapping[str, object], details: Mapping[str, object]) -> bytes:
     return orjson.dumps({**content, "details": details} if details else content)
 
 
-def _read_preference(prompt: Messages, chosen: Any, rejected: Any, number: int) -> dict[str, Messages]:
+def _read_preference(prompt: Messages, chosen: object, rejected: object, number: int) -> dict[str, Messages]:
     chosen_messages = _read_at(number, "chosen", read_answer, chosen, prompt)
     rejected_messages = _read_at(number, "rejected", read_answer, rejected, prompt)
     if chosen_messages == rejected_messages:
@@ -148,14 +151,14 @@ def _read_preference(prompt: Messages, chosen: Any, rejected: Any, number: int) 
     return {"chosen": chosen_messages, "rejected": rejected_messages}
 
 
-def _read_at(number: int, column: str, read: Any, *values: Any) -> Any:
+def _read_at(number: int, column: str, read: Callable[P, T], *values: P.args, **options: P.kwargs) -> T:
     try:
-        return read(*values)
+        return read(*values, **options)
     except InvalidValue as error:
         raise InvalidFile(f"Row {number}, column '{column}': {error}.", column) from error
 
 
-def read_messages(value: Any, role: str) -> Messages:
+def read_messages(value: object, role: str) -> Messages:
     """Return the messages of a column: text is one message of `role`, a list is read message by message."""
     if value is None:
         raise InvalidValue("there is no value")
@@ -163,12 +166,12 @@ def read_messages(value: Any, role: str) -> Messages:
         if not value.strip():
             raise InvalidValue("the text is empty")
         return [{"role": role, "content": check_text(value)}]
-    if not value:
+    if not isinstance(value, list) or not value:
         raise InvalidValue("the list of messages is empty")
     return [_read_message(message, index) for index, message in enumerate(value)]
 
 
-def read_answer(value: Any, prompt: Messages) -> Messages:
+def read_answer(value: object, prompt: Messages) -> Messages:
     """Return the messages of a reply, without the prompt that some datasets repeat in front of it."""
     messages = read_messages(value, "assistant")
     if len(messages) > len(prompt) and messages[: len(prompt)] == prompt:
@@ -178,7 +181,7 @@ def read_answer(value: Any, prompt: Messages) -> Messages:
     return messages
 
 
-def _read_message(message: Any, index: int) -> dict[str, str]:
+def _read_message(message: Mapping[str, object] | None, index: int) -> dict[str, str]:
     if message is None:
         raise InvalidValue(f"message {index} is missing")
     role, content = message["role"], message["content"]
@@ -192,15 +195,17 @@ def _read_message(message: Any, index: int) -> dict[str, str]:
     return {"role": role, "content": check_text(content)}
 
 
-def check_text(value: str) -> str:
+def check_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidValue("the value is no text")
     if "\x00" in value:
         raise InvalidValue("the text has a NUL character, which cannot be stored")
     return value
 
 
-def _is_storable(value: str | int | float) -> bool:
+def _is_storable(value: object) -> bool:
     """Whether JSON and the database have the value: no NaN, no infinity, no text with a NUL character."""
-    return "\x00" not in value if isinstance(value, str) else math.isfinite(value)
+    return "\x00" not in value if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value)
 
 
 def main(kind: str, max_bytes: str) -> None:

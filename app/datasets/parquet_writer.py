@@ -2,9 +2,8 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -28,10 +27,10 @@ class ParquetWriter:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - the writer owns it; `close` closes it
         self._schema = schema
         self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Mapping[str, object]] = []
         self._bytes = 0
 
-    async def add(self, rows: Sequence[dict[str, Any] | None]) -> None:
+    async def add(self, rows: Sequence[Mapping[str, object] | None]) -> None:
         """Add rows. A row that is None is counted as left out."""
         for row in rows:
             if row is None:
@@ -64,7 +63,7 @@ class ParquetWriter:
             await asyncio.to_thread(self._write_group, rows)
             self.num_rows += len(rows)
 
-    def _write_group(self, rows: list[dict[str, Any]]) -> None:
+    def _write_group(self, rows: Sequence[Mapping[str, object]]) -> None:
         self._writer.write_table(pa.Table.from_pylist(rows, schema=self._schema))
 
 

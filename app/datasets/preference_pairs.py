@@ -3,7 +3,6 @@
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from sqlalchemy import select
@@ -40,8 +39,8 @@ class RecordedReply:
     """A turn's prompt and its reply."""
 
     id: str
-    messages: Sequence[Mapping[str, Any]]
-    reply: Mapping[str, Any]
+    messages: Sequence[Mapping[str, object]]
+    reply: Mapping[str, object]
 
 
 async def read_pages(db: Database, export_filter: ExportFilter) -> AsyncGenerator[list[dict[str, object] | None]]:
@@ -101,7 +100,7 @@ async def _read_replies(
 
 def make_pairs(
     feedback: Feedback, ranks: Sequence[FeedbackRank], turns: Mapping[str, RecordedReply]
-) -> Iterator[dict[str, Any] | None]:
+) -> Iterator[dict[str, object] | None]:
     """Yield a row for each pair of the feedback; None for a pair that cannot be represented.
 
     `ranks` come best first; turns of the same rank make no pair.

@@ -8,17 +8,13 @@ from fastapi import APIRouter, Path, Query
 from sqlalchemy import null
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.release.canary import Arm, CanaryConfig, Decision
 from alignment.release.shadow import disabled_reason
 from app.core.errors import ERROR_RESPONSES, BadRequest, Conflict
 from app.core.http import json_body, services_of
 from app.core.pagination import Page
-from app.core.settings import Settings
-from app.deployments import comparison, pins, rollback_preview, service
-from app.deployments.rollback_preview import PreviewDone, RollbackPreview
+from app.deployments import pins, rollback_preview, service
+from app.deployments.rollback_preview import RollbackPreview
 from app.deployments.schemas import (
-    ArmView,
-    CanaryView,
     DeliveryRequest,
     DeploymentView,
     DeployRequest,
@@ -27,18 +23,19 @@ from app.deployments.schemas import (
     PinView,
     RollbackRequest,
     RollbackResult,
-    ShadowView,
 )
 from app.deployments.version_router import VersionRouter
-from app.models import AuditAction, ConversationRouting, Deployment, Engine, Pin, PinKind, Policy, Version
+from app.deployments.views import view_deployment, view_pin, view_pins
+from app.engines import fleet
+from app.engines.adaptation import adaptation_of
+from app.models import AuditAction, ConversationRouting, PinKind, Policy, Version
 from app.policies import repository
 from app.policies import service as policies
 from app.policies.context import OperatedPolicyDep, PolicyContentDep, PolicyContext, ReasonBody, ViewedPolicyDep
+from app.policies.locks import LockedPolicy
 from app.policies.references import version_name
-from app.policies.service import require_adapters
 from app.projects.auth import limits_of
 from app.projects.idempotency import IdempotentRoute
-from app.raters.approval import approval_fields
 from app.training.policy_config import effective_rewards
 
 SHADOW_ABORTED = "an operator aborted its shadow deployment"
@@ -51,23 +48,7 @@ pin_router = APIRouter(prefix="/v1/policies/{name}/pins", tags=["pins"], respons
 @router.get("/deployment")
 async def get_deployment(context: ViewedPolicyDep) -> DeploymentView:
     """Return which version serves, and the statistics of the canary and of the shadow deployment."""
-    settings = context.settings
-    async with context.read() as (session, policy):
-        deployment = await repository.get_deployment(session, policy.id)
-        serving = version_name(policy, await repository.get_version(session, deployment.version_id))
-        return DeploymentView.from_row(
-            deployment,
-            policy=policy.name,
-            serving=serving,
-            previous=await repository.find_version_name(session, policy, deployment.previous_version_id),
-            canary=await _view_canary(session, policy, deployment, settings, serving),
-            shadow=await _view_shadow(session, policy, deployment, settings, serving),
-            conversations=ConversationRouting(policy.conversations),
-            canary_overridden=policy.canary is not None,
-            canary_config=comparison.effective_canary(policy, settings),
-            shadow_overridden=policy.shadow is not None,
-            shadow_config=comparison.effective_shadow(policy, settings),
-        )
+    return await _view(context)
 
 
 @router.post("/deploy")
@@ -81,15 +62,15 @@ async def deploy(
     """
     by = context.attribute(body.reason)
     if body.share is not None:
-        require_adapters(context.settings, "A canary")
-    async with _change(context) as (session, policy):
+        adaptation_of(context.settings).require_several_versions("A canary")
+    async with _change(context) as locked:
         if body.share is None:
-            await service.deploy(session, policy, body.version, by)
+            await service.deploy(locked, body.version, by)
         else:
-            version = await service.get_served_version(session, policy, body.version)
-            await service.require_untainted(session, policy, version)
-            await service.start_canary(session, policy, version, body.share, by, watched=body.watch)
-    return await get_deployment(context)
+            version = await service.get_served_version(*locked, body.version)
+            await service.require_untainted(*locked, version)
+            await service.start_canary(locked, version, body.share, by, watched=body.watch)
+    return await _view(context)
 
 
 @router.post("/rollback")
@@ -97,10 +78,10 @@ async def roll_back(
     context: OperatedPolicyDep, body: Annotated[RollbackRequest, json_body(RollbackRequest)]
 ) -> RollbackResult:
     """Undo the latest release, or return to an older version; training continues from there."""
-    async with _change(context) as (session, policy):
+    async with _change(context) as locked:
         by = context.attribute(body.reason)
-        versions = await service.roll_back(session, policy, body.version, by, from_version=body.from_version)
-    rolled_back, serving = (version_name(policy, version) for version in versions)
+        versions = await service.roll_back(locked, body.version, by, from_version=body.from_version)
+    rolled_back, serving = (version_name(locked.policy, version) for version in versions)
     return RollbackResult(policy=context.name, rolled_back=rolled_back, serving=serving)
 
 
@@ -113,54 +94,49 @@ async def preview_rollback(
     """Return what POST with the same fields would change, or the error that it would return. Nothing is changed."""
     if version is not None and from_version is not None:
         raise BadRequest("Give either 'version', to return to, or 'from_version', to roll back.", param="version")
-    try:
-        async with context.write() as (session, policy):
-            await rollback_preview.preview_rollback(session, policy, version, from_version, context.attribute(None))
-    except PreviewDone as done:
-        async with context.db.read_snapshot() as session:
-            return await rollback_preview.add_samples(session, done)
-    raise AssertionError
+    return await rollback_preview.preview_rollback(context, version, from_version)
 
 
 @router.post("/canary/promote")
 async def promote_canary(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Deploy the canary to everybody. 409 without a canary."""
-    async with _change(context) as (session, policy):
+    async with _change(context) as locked:
+        session, policy = locked
         deployment = await repository.get_deployment(session, policy.id)
         if deployment.canary_version_id is None:
             raise _no_canary(policy)
         version = await repository.get_version(session, deployment.canary_version_id)
-        await service.deploy(session, policy, version.number, context.attribute(body.reason))
-    return await get_deployment(context)
+        await service.deploy(locked, version.number, context.attribute(body.reason))
+    return await _view(context)
 
 
 @router.post("/canary/abort")
 async def abort_canary(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Return everybody to the version that serves. 409 without a canary."""
-    async with _change(context) as (session, policy):
-        if await service.abort_canary(session, policy, context.attribute(body.reason)) is None:
-            raise _no_canary(policy)
-    return await get_deployment(context)
+    async with _change(context) as locked:
+        if await service.abort_canary(locked, context.attribute(body.reason)) is None:
+            raise _no_canary(locked.policy)
+    return await _view(context)
 
 
 @router.post("/shadow/promote")
 async def promote_shadow(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Publish the version in shadow, as a canary or to everybody, as new versions are. 409 without one."""
-    async with _change(context) as (session, policy):
-        version = await _get_shadow_version(session, policy)
-        await service.require_untainted(session, policy, version)
-        service.pass_shadow(session, policy, version, context.attribute(body.reason))
-    return await get_deployment(context)
+    async with _change(context) as locked:
+        version = await _get_shadow_version(*locked)
+        await service.require_untainted(*locked, version)
+        service.pass_shadow(locked, version, context.attribute(body.reason))
+    return await _view(context)
 
 
 @router.post("/shadow/abort")
 async def abort_shadow(context: OperatedPolicyDep, body: ReasonBody) -> DeploymentView:
     """Reject the version in shadow; training continues from the version that serves. 409 without one."""
-    async with _change(context) as (session, policy):
-        version = await _get_shadow_version(session, policy)
+    async with _change(context) as locked:
+        version = await _get_shadow_version(*locked)
         reason = body.reason or SHADOW_ABORTED
-        await service.reject_version(session, policy, version, actor=context.actor, reason=reason)
-    return await get_deployment(context)
+        await service.reject_version(locked, version, actor=context.actor, reason=reason)
+    return await _view(context)
 
 
 @router.put("/delivery")
@@ -173,11 +149,11 @@ async def put_delivery(
     """
     settings = context.settings
     if body.canary is not None:
-        require_adapters(settings, "A canary")
+        adaptation_of(settings).require_several_versions("A canary")
     if body.shadow is not None:
-        require_adapters(settings, "A shadow")
+        adaptation_of(settings).require_several_versions("A shadow")
     if body.conversations == ConversationRouting.STICKY:
-        require_adapters(settings, "A conversation that stays on its version")
+        adaptation_of(settings).require_several_versions("A conversation that stays on its version")
     async with _change(context) as (session, policy):
         if body.shadow is not None and (reason := disabled_reason(body.shadow, effective_rewards(policy, settings))):
             raise BadRequest(f"No version could run in shadow: {reason}.", param="shadow")
@@ -186,18 +162,18 @@ async def put_delivery(
         policy.canary = details["canary"] or null()  # None would be stored as JSON null
         policy.shadow = details["shadow"] or null()
         policies.audit_policy(session, policy, AuditAction.DELIVERY_UPDATED, context.actor, **details)
-    return await get_deployment(context)
+    return await _view(context)
 
 
 @pin_router.put("")
 async def set_pin(context: OperatedPolicyDep, body: Annotated[PinRequest, json_body(PinRequest)]) -> PinView:
     """Pin a subject to a version, from its next request on. Idempotent; another version changes the pin."""
-    require_adapters(context.settings, "A pin")
-    async with _change(context) as (session, policy):
+    adaptation_of(context.settings).require_several_versions("A pin")
+    async with _change(context) as locked:
         limit = limits_of(context.request, context.caller).pins
-        pin, version = await pins.set_pin(session, policy, body, actor=context.actor, limit=limit)
-        engines = await policies.list_ready_engines(session)
-    return _view_pin(policy, pin, version, engines)
+        pin, version = await pins.set_pin(locked, body, actor=context.actor, limit=limit)
+        engines = await fleet.list_ready_engines(locked.session)
+    return view_pin(locked.policy, pin, version, engines)
 
 
 @pin_router.get("")
@@ -209,9 +185,7 @@ async def list_pins(
 ) -> Page[PinView]:
     """Return the policy's pins, by id."""
     async with context.read() as (session, policy):
-        rows = await pins.list_pins(session, policy.id, kind, after, limit)
-        engines = await policies.list_ready_engines(session)
-    return Page.from_rows([_view_pin(policy, pin, version, engines) for pin, version in rows], limit)
+        return await view_pins(session, policy, limit, kind, after)
 
 
 @pin_router.delete("/{pin_id}")
@@ -219,80 +193,23 @@ async def remove_pin(
     context: OperatedPolicyDep, pin_id: Annotated[str, Path(min_length=1, max_length=48)]
 ) -> PinDeleted:
     """Remove a pin: the deployment and the canary decide about its subject again."""
-    async with _change(context) as (session, policy):
-        await pins.remove_pin(session, policy, pin_id, actor=context.actor)
+    async with _change(context) as locked:
+        await pins.remove_pin(locked, pin_id, actor=context.actor)
     return PinDeleted(id=pin_id)
 
 
+async def _view(context: PolicyContext) -> DeploymentView:
+    """Return the deployment as it is now. After an act it is read when the policy is no longer locked."""
+    async with context.read() as (session, policy):
+        return await view_deployment(session, policy, context.settings)
+
+
 @asynccontextmanager
-async def _change(context: PolicyContext) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+async def _change(context: PolicyContext) -> AsyncIterator[LockedPolicy]:
     """Open a write transaction with the policy locked, and drop the cached routes after its commit."""
-    async with context.write() as (session, policy):
-        yield session, policy
+    async with context.write() as locked:
+        yield locked
     services_of(context.request).get(VersionRouter).forget()
-
-
-async def _view_canary(
-    session: AsyncSession, policy: Policy, deployment: Deployment, settings: Settings, serving: str
-) -> CanaryView | None:
-    if deployment.canary_version_id is None or deployment.canary_since is None:
-        return None
-    config = comparison.effective_canary(policy, settings) or CanaryConfig()
-    version = await repository.get_version(session, deployment.canary_version_id)
-    candidate, stable, decision = await comparison.evaluate_canary(session, deployment, config)
-    return CanaryView(
-        share=deployment.canary_share,
-        since=deployment.canary_since,
-        until=deployment.canary_since + config.patience_seconds,
-        watched=deployment.canary_watched,
-        **_view_comparison(version_name(policy, version), candidate, serving, stable, decision),
-    )
-
-
-async def _view_shadow(
-    session: AsyncSession, policy: Policy, deployment: Deployment, settings: Settings, serving: str
-) -> ShadowView | None:
-    version = await repository.find_shadow_version(session, policy.id)
-    if version is None or version.shadow_since is None:
-        return None
-    config, rewards = comparison.active_shadow_config(policy, settings), effective_rewards(policy, settings)
-    candidate, stable, pairs, decision = await comparison.evaluate_shadow(
-        session, version, deployment.version_id, config, rewards
-    )
-    return ShadowView(
-        share=config.share,
-        since=version.shadow_since,
-        disabled_reason=disabled_reason(config, rewards),
-        **vars(pairs),
-        **_view_comparison(version_name(policy, version), candidate, serving, stable, decision),
-    )
-
-
-def _view_comparison(version: str, candidate: Arm, serving: str, stable: Arm, decision: Decision) -> dict[str, object]:
-    """Return the fields that a CanaryView and a ShadowView share."""
-    return {
-        "version": version,
-        "candidate": _view_arm(version, candidate),
-        "stable": _view_arm(serving, stable),
-        "verdict": decision.action,
-        "reason": decision.reason,
-        "figures": dict(decision.figures),
-    }
-
-
-def _view_arm(version: str, arm: Arm) -> ArmView:
-    fields = vars(arm) | approval_fields(arm.approval)._asdict()
-    return ArmView(version=version, **fields)
-
-
-def _view_pin(policy: Policy, pin: Pin, version: Version, engines: list[Engine]) -> PinView:
-    return PinView.from_row(
-        pin,
-        policy=policy.name,
-        version=version_name(policy, version),
-        loaded=any(policies.is_loaded(engine, version) for engine in engines),
-        created_by=pin.actor,
-    )
 
 
 async def _get_shadow_version(session: AsyncSession, policy: Policy) -> Version:

@@ -1,10 +1,8 @@
 """Pins: conversations, end users and API keys that an admin holds on one version, from their next request on.
 
-Callers hold the policy's lock. So changes of one subject's pin do not overlap, and an erasure, which takes the lock
+They change under the policy's lock. So changes of one subject's pin do not overlap, and an erasure, which takes it
 too, neither taints the version nor removes the pin meanwhile.
 """
-
-from typing import Any
 
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,20 +13,21 @@ from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
 from app.deployments.schemas import PinRequest
 from app.deployments.service import require_untainted
+from app.engines.fleet import is_loaded, list_ready_engines
 from app.models import SERVED_TRAFFIC, ApiKey, AuditAction, Pin, PinKind, Policy, Project, Version, new_id
 from app.policies import repository
+from app.policies.locks import LockedPolicy
 from app.policies.references import version_name
-from app.policies.service import audit_policy, is_loaded, list_ready_engines, require_files
+from app.policies.service import audit_policy, require_files
 from app.raters.names import hash_name
 
 
-async def set_pin(
-    session: AsyncSession, policy: Policy, request: PinRequest, *, actor: str, limit: int | None
-) -> tuple[Pin, Version]:
+async def set_pin(locked: LockedPolicy, request: PinRequest, *, actor: str, limit: int | None) -> tuple[Pin, Version]:
     """Create or change the subject's pin. The same request again changes nothing. Raises NotFound, Conflict.
 
     `limit` is the most pins of the project.
     """
+    session, policy = locked
     version = await _get_pinnable_version(session, policy, request.version)
     engines = await list_ready_engines(session)
     if not engines or not all(is_loaded(engine, version) for engine in engines):
@@ -39,7 +38,7 @@ async def set_pin(
     pin, previous = (await session.execute(query)).one_or_none() or (None, None)
     if pin is not None and pin.version_id == version.id and request.reason in (None, pin.reason):
         return pin, version
-    details: dict[str, Any] = {"policy": policy.name, "kind": request.kind, "version": version.number}
+    details: dict[str, object] = {"policy": policy.name, "kind": request.kind, "version": version.number}
     if previous is not None:
         details["previous"] = previous.number
     if is_key:
@@ -73,12 +72,13 @@ async def _require_free_pin(session: AsyncSession, project_id: str, limit: int |
         raise Conflict(message, code="project_limit")
 
 
-async def remove_pin(session: AsyncSession, policy: Policy, pin_id: str, *, actor: str) -> None:
+async def remove_pin(locked: LockedPolicy, pin_id: str, *, actor: str) -> None:
     """Raises NotFound."""
+    session, policy = locked
     row = (await session.execute(_select_pins(policy.id).where(Pin.id == pin_id))).one_or_none()
     pin, version = require_row(row, f"There is no pin '{pin_id}'.", param="pin_id")
     await session.delete(pin)
-    details: dict[str, Any] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
+    details: dict[str, object] = {"policy": policy.name, "kind": pin.kind, "version": version.number}
     audit_policy(session, policy, AuditAction.PIN_REMOVED, actor, subject=pin.id, **details)
 
 

@@ -8,8 +8,6 @@ A paused policy answers chats and is not trained: an update under way is finishe
 engines unload its versions; all is kept, and it can be brought back. A deleted one cannot: the reconciler drops its
 waiting samples and deletes the files of its versions. Its row remains, because turns refer to it: what they hold goes
 when the project's retention says so.
-
-Callers hold the policy's lock.
 """
 
 from sqlalchemy import delete, select, update
@@ -34,6 +32,7 @@ from app.models import (
     RolloutPlan,
 )
 from app.policies import repository
+from app.policies.locks import LockedPolicy
 from app.policies.service import Attribution, audit_policy
 from app.training import batch_samples
 
@@ -42,49 +41,53 @@ POLICY_ARCHIVED = "its policy was archived"
 NAME_LENGTH = 50  # of a deleted policy's name that is kept
 
 
-async def pause(session: AsyncSession, policy: Policy, by: Attribution) -> None:
+async def pause(locked: LockedPolicy, by: Attribution) -> None:
     """Stop training; chats are still answered. Idempotent. Raises Conflict for an archived policy."""
-    if policy.state == PolicyState.ARCHIVED:
-        raise _is_archived(policy)
-    await _set_state(session, policy, PolicyState.PAUSED, by)
+    if locked.policy.state == PolicyState.ARCHIVED:
+        raise _is_archived(locked.policy)
+    await _set_state(locked, PolicyState.PAUSED, by)
 
 
-async def resume(session: AsyncSession, policy: Policy, by: Attribution) -> None:
+async def resume(locked: LockedPolicy, by: Attribution) -> None:
     """Continue training. Idempotent. Raises Conflict for an archived policy."""
+    session, policy = locked
     if policy.state == PolicyState.ARCHIVED:
         raise _is_archived(policy)
-    await _set_state(session, policy, PolicyState.ACTIVE, by)
+    await _set_state(locked, PolicyState.ACTIVE, by)
     enqueue_after_commit(session, "assemble", "train", "rollout")
 
 
-async def archive(session: AsyncSession, policy: Policy, by: Attribution, settings: Settings) -> None:
+async def archive(locked: LockedPolicy, by: Attribution, settings: Settings) -> None:
     """Answer no chats any more, and keep everything. Idempotent. Raises Conflict for a policy that others need.
 
     A canary ends, and a version in shadow is rejected, since no chat is left to compare them by.
     """
+    session, policy = locked
     await _require_dispensable(session, policy, settings)
     if policy.state == PolicyState.ARCHIVED:
         return
     await traffic.require_no_dependents(session, policy, archived=False)
-    await service.abort_canary(session, policy, Attribution(by.actor, POLICY_ARCHIVED))
+    await service.abort_canary(locked, Attribution(by.actor, POLICY_ARCHIVED))
     if (shadow := await repository.find_shadow_version(session, policy.id)) is not None:
-        await service.reject_version(session, policy, shadow, actor=by.actor, reason=POLICY_ARCHIVED)
-    await _set_state(session, policy, PolicyState.ARCHIVED, by)
+        await service.reject_version(locked, shadow, actor=by.actor, reason=POLICY_ARCHIVED)
+    await _set_state(locked, PolicyState.ARCHIVED, by)
     enqueue_after_commit(session, "reconcile")
 
 
-async def unarchive(session: AsyncSession, policy: Policy, by: Attribution) -> None:
+async def unarchive(locked: LockedPolicy, by: Attribution) -> None:
     """Answer chats again, as soon as an engine has loaded what serves, and continue training. Idempotent."""
+    session, policy = locked
     if policy.state == PolicyState.ARCHIVED:
-        await _set_state(session, policy, PolicyState.ACTIVE, by)
+        await _set_state(locked, PolicyState.ACTIVE, by)
         enqueue_after_commit(session, "reconcile", "evaluate", "publish", "assemble", "train")
 
 
-async def delete_policy(session: AsyncSession, policy: Policy, by: Attribution, settings: Settings) -> None:
+async def delete_policy(locked: LockedPolicy, by: Attribution, settings: Settings) -> None:
     """Delete an archived policy for good. Its name is free at once; retention removes its versions' files.
 
     Raises Conflict for a policy that is not archived, or that others need.
     """
+    session, policy = locked
     await _require_dispensable(session, policy, settings)
     if policy.state != PolicyState.ARCHIVED:
         message = f"'{policy.name}' is {policy.state}: archive it first, which can be undone; a deletion cannot."
@@ -92,7 +95,7 @@ async def delete_policy(session: AsyncSession, policy: Policy, by: Attribution, 
     await traffic.require_no_dependents(session, policy, archived=True)
     open_batches = select(Batch.id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN)
     batch_ids = list(await session.scalars(open_batches))
-    await batch_samples.break_up_batches(session, batch_ids, BatchState.FAILED, POLICY_DELETED)
+    await batch_samples.break_up_batches(locked, batch_ids, BatchState.FAILED, POLICY_DELETED)
     await session.execute(delete(Pin).where(Pin.policy_id == policy.id))
     is_open_plan = (RolloutPlan.policy_id == policy.id, RolloutPlan.state.in_((PlanState.RUNNING, PlanState.PAUSED)))
     ended = {"state": PlanState.CANCELLED, "reason": POLICY_DELETED, "settled_at": now()}
@@ -121,7 +124,8 @@ async def _require_dispensable(session: AsyncSession, policy: Policy, settings: 
         raise Conflict(message, code="last_policy")
 
 
-async def _set_state(session: AsyncSession, policy: Policy, state: PolicyState, by: Attribution) -> None:
+async def _set_state(locked: LockedPolicy, state: PolicyState, by: Attribution) -> None:
+    session, policy = locked
     if policy.state == state:
         return
     previous, policy.state = policy.state, state

@@ -3,7 +3,7 @@
 The samples, which follow in steps, are counted from reads afterwards: nobody waits for the count.
 """
 
-from typing import Literal
+from typing import Literal, NoReturn
 
 from pydantic import BaseModel, Field
 from sqlalchemy import func, select
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
 from app.deployments import service
+from app.engines.fleet import is_loaded, list_ready_engines
 from app.models import (
     Batch,
     BatchState,
@@ -21,9 +22,11 @@ from app.models import (
     Turn,
 )
 from app.policies import repository
+from app.policies.context import PolicyContext
 from app.policies.lines import compare_lines
+from app.policies.locks import LockedPolicy
 from app.policies.references import format_reference, version_name
-from app.policies.service import Attribution, is_loaded, list_ready_engines
+from app.policies.service import Attribution
 from app.training import move_preview
 
 ACTIVE_SECONDS = 86_400.0
@@ -57,7 +60,7 @@ class RollbackPreview(BaseModel):
     batches_failed: int = Field(description="open batches that would be broken up; their samples return too")
 
 
-class PreviewDone(Exception):
+class _PreviewDone(Exception):
     """Ends the transaction of a preview, which is undone. The head would move from `head_id` to `head_after_id`."""
 
     def __init__(self, preview: RollbackPreview, policy_id: str, head_id: str, head_after_id: str) -> None:
@@ -66,18 +69,25 @@ class PreviewDone(Exception):
         self.policy_id, self.head_id, self.head_after_id = policy_id, head_id, head_after_id
 
 
-async def preview_rollback(
-    session: AsyncSession, policy: Policy, number: int | None, from_version: int | None, by: Attribution
-) -> None:
-    """Carry out the rollback and raise PreviewDone, which must leave the transaction. Raises NotFound, Conflict.
+async def preview_rollback(context: PolicyContext, number: int | None, from_version: int | None) -> RollbackPreview:
+    """Return what `service.roll_back` would change. Raises NotFound, Conflict, as it would."""
+    try:
+        async with context.write() as locked:
+            await _carry_out(locked, number, from_version, context.attribute(None))
+    except _PreviewDone as done:
+        async with context.db.read_snapshot() as session:
+            return await _add_samples(session, done)
+    raise AssertionError
 
-    The caller holds the policy's lock.
-    """
-    deployment = await service.lock_deployment(session, policy)
+
+async def _carry_out(locked: LockedPolicy, number: int | None, from_version: int | None, by: Attribution) -> NoReturn:
+    """Carry out the rollback and raise _PreviewDone, which must leave the transaction."""
+    session, policy = locked
+    deployment = await repository.get_deployment(session, policy.id)
     serving = await repository.get_version(session, deployment.version_id)
     canary_id, head_id = deployment.canary_version_id, policy.head_version_id or serving.id
     open_before = await _count_open_batches(session, policy)
-    rolled_back, target = await service.roll_back(session, policy, number, by, from_version=from_version)
+    rolled_back, target = await service.roll_back(locked, number, by, from_version=from_version)
     await session.flush()
     after = await session.get_one(Deployment, policy.id)
     aborted = (
@@ -87,7 +97,7 @@ async def preview_rollback(
     leaving, joining = await compare_lines(session, head_id, head_after_id)
     engines = await list_ready_engines(session)
     left_id = rolled_back.id
-    raise PreviewDone(
+    raise _PreviewDone(
         RollbackPreview(
             policy=policy.name,
             serving=version_name(policy, serving),
@@ -114,7 +124,7 @@ async def preview_rollback(
     )
 
 
-async def add_samples(session: AsyncSession, done: PreviewDone) -> RollbackPreview:
+async def _add_samples(session: AsyncSession, done: _PreviewDone) -> RollbackPreview:
     """Return the preview with the samples that would move. The transaction of the preview is over."""
     moved = await move_preview.count_moved(session, done.policy_id, done.head_id, done.head_after_id)
     counts = {f"samples_{name}": count for name, count in moved._asdict().items()}

@@ -1,6 +1,6 @@
 """Request and response bodies of the deployments, canary, shadow, rollback and pins APIs."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
@@ -92,7 +92,7 @@ class ComparisonView(BaseModel):
     stable: ArmView
     verdict: str
     reason: str
-    figures: dict[str, Any]
+    figures: dict[str, object]
 
 
 class CanaryView(ComparisonView):

@@ -20,18 +20,13 @@ from app.core.database import now
 from app.core.errors import Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
+from app.engines.fleet import is_loaded_on_quorum, list_ready_engines
 from app.models import SERVED_TRAFFIC, AuditAction, Deployment, Policy, Version, VersionState
 from app.policies import repository
+from app.policies.locks import LockedPolicy
 from app.policies.references import version_name
 from app.policies.repository import descends_from
-from app.policies.service import (
-    Attribution,
-    audit_policy,
-    is_loaded_on_quorum,
-    list_ready_engines,
-    lock_policy,
-    require_files,
-)
+from app.policies.service import Attribution, audit_policy, require_files
 from app.training import head, kl_guard
 from app.training.vote_totals import reopen_votes_of_batches
 
@@ -39,18 +34,13 @@ CANARY_ABORTED = "the canary was aborted"
 HEAD_MOVED = "training returned to another version before this one was published"
 
 
-async def lock_deployment(session: AsyncSession, policy: Policy) -> Deployment:
-    """Lock the policy's row until the transaction ends, and return its deployment."""
-    await lock_policy(session, policy.id)
-    return await session.get_one(Deployment, policy.id, populate_existing=True)
-
-
-async def set_live(session: AsyncSession, policy: Policy, version: Version, by: Attribution) -> None:
+async def set_live(locked: LockedPolicy, version: Version, by: Attribution) -> None:
     """Make `version` the one that serves, and the one that training continues from.
 
     If `version` was the canary, no canary is left. The statistics of another canary restart, because a canary is
-    compared with what serves. The caller holds the policy's lock.
+    compared with what serves.
     """
+    session, policy = locked
     deployment = await repository.get_deployment(session, policy.id)
     previous = await repository.get_version(session, deployment.version_id)
     previous.state = VersionState.SUPERSEDED
@@ -62,22 +52,24 @@ async def set_live(session: AsyncSession, policy: Policy, version: Version, by: 
     elif deployment.canary_version_id is not None:
         deployment.canary_since = now()
     _point_to(deployment, version)
-    await head.move_head(session, policy, version)
+    await head.move_head(locked, version)
     audit_policy(session, policy, AuditAction.DEPLOYMENT_DEPLOYED, *by, subject=version, previous=previous.number)
 
 
-async def promote_canary(session: AsyncSession, policy: Policy, canary: Version, by: Attribution) -> None:
-    """Make the canary live. The caller holds the policy's lock."""
+async def promote_canary(locked: LockedPolicy, canary: Version, by: Attribution) -> None:
+    """Make the canary live."""
+    session, policy = locked
     is_head = policy.head_version_id == canary.id
-    await set_live(session, policy, canary, by)
+    await set_live(locked, canary, by)
     if is_head:  # an older version that goes live does not end a synchronous round
-        kl_guard.record_release(session, policy, version_name(policy, canary))
+        kl_guard.record_release(locked, version_name(policy, canary))
     enqueue_after_commit(session, "reconcile", "assemble")
 
 
-async def deploy(session: AsyncSession, policy: Policy, number: int, by: Attribution) -> None:
+async def deploy(locked: LockedPolicy, number: int, by: Attribution) -> None:
     """Make a version live that has served traffic, or the canary. Idempotent. Raises NotFound, Conflict."""
-    deployment = await lock_deployment(session, policy)
+    session, policy = locked
+    deployment = await repository.get_deployment(session, policy.id)
     previous = await repository.get_version(session, deployment.version_id)
     target = await get_served_version(session, policy, number)
     if target.id == previous.id:
@@ -85,21 +77,19 @@ async def deploy(session: AsyncSession, policy: Policy, number: int, by: Attribu
     await require_untainted(session, policy, target)
     await _require_loaded(session, policy, target, previous)
     if target.id == deployment.canary_version_id:
-        await promote_canary(session, policy, target, by)
+        await promote_canary(locked, target, by)
     else:
-        await set_live(session, policy, target, by)
+        await set_live(locked, target, by)
         enqueue_after_commit(session, "assemble")
 
 
-async def start_canary(
-    session: AsyncSession, policy: Policy, version: Version, share: float, by: Attribution, *, watched: bool
-) -> None:
+async def start_canary(locked: LockedPolicy, version: Version, share: float, by: Attribution, *, watched: bool) -> None:
     """Route a share of the policy's conversations to `version`.
 
     For the current canary this changes its share. Then its statistics restart, because those of two shares cannot be
-    compared. Raises Conflict for the version that serves, and while there is another canary. The caller holds the
-    policy's lock.
+    compared. Raises Conflict for the version that serves, and while there is another canary.
     """
+    session, policy = locked
     deployment = await repository.get_deployment(session, policy.id)
     if version.id == deployment.version_id:
         raise Conflict(f"{version_name(policy, version)} serves already.", code="already_serving")
@@ -117,18 +107,19 @@ async def start_canary(
     audit_policy(session, policy, AuditAction.CANARY_BEGAN, *by, subject=version, share=share, watched=watched)
 
 
-async def abort_canary(session: AsyncSession, policy: Policy, by: Attribution) -> Version | None:
+async def abort_canary(locked: LockedPolicy, by: Attribution) -> Version | None:
     """Route everybody to the version that serves, and continue training from it.
 
-    Returns the version that was the canary, or None without one. The caller holds the policy's lock.
+    Returns the version that was the canary, or None without one.
     """
+    session, policy = locked
     deployment = await repository.get_deployment(session, policy.id)
     if deployment.canary_version_id is None:
         return None
     canary = await repository.get_version(session, deployment.canary_version_id)
     is_ahead = not await descends_from(session, deployment.version_id, canary)
     if is_ahead and await descends_from(session, policy.head_version_id, canary):
-        await head.move_head(session, policy, await repository.get_version(session, deployment.version_id))
+        await head.move_head(locked, await repository.get_version(session, deployment.version_id))
     canary.state, canary.reason = VersionState.ROLLED_BACK, by.reason or CANARY_ABORTED
     await reopen_votes_of_batches(session, canary.batch_id)
     _clear_canary(deployment)
@@ -139,7 +130,7 @@ async def abort_canary(session: AsyncSession, policy: Policy, by: Attribution) -
 
 
 async def roll_back(
-    session: AsyncSession, policy: Policy, number: int | None, by: Attribution, *, from_version: int | None = None
+    locked: LockedPolicy, number: int | None, by: Attribution, *, from_version: int | None = None
 ) -> tuple[Version, Version]:
     """Undo the latest release, or return to an older version; training continues from there.
 
@@ -149,7 +140,8 @@ async def roll_back(
 
     Returns the version that was rolled back and the version that serves now. Raises NotFound, Conflict.
     """
-    deployment = await lock_deployment(session, policy)
+    session, policy = locked
+    deployment = await repository.get_deployment(session, policy.id)
     serving = await repository.get_version(session, deployment.version_id)
     abort_only = number is None and deployment.canary_version_id is not None
     if from_version is not None:
@@ -162,7 +154,7 @@ async def roll_back(
             message = f"{version_name(policy, source)} does not serve: {version_name(policy, serving)} serves now."
             raise Conflict(message, code="not_serving")
     if abort_only:
-        return await abort_canary(session, policy, by) or serving, serving
+        return await abort_canary(locked, by) or serving, serving
     if number is None:
         if serving.parent_id is None:
             raise Conflict(f"{version_name(policy, serving)} is the first version; there is none to roll back to.")
@@ -175,7 +167,7 @@ async def roll_back(
     if target.id != serving.id:
         await require_untainted(session, policy, target)
         await _require_loaded(session, policy, target, serving)
-    aborted = await abort_canary(session, policy, by)
+    aborted = await abort_canary(locked, by)
     if target.id == serving.id:
         return aborted or serving, target
     serving.state, serving.reason = VersionState.ROLLED_BACK, by.reason
@@ -183,40 +175,42 @@ async def roll_back(
     await reopen_votes_of_batches(session, serving.batch_id, target.batch_id)
     if target.live_at is None:  # it has served as a canary only
         target.live_at = now()
-    await head.move_head(session, policy, target)
+    await head.move_head(locked, target)
     _point_to(deployment, target)
     audit_policy(session, policy, AuditAction.DEPLOYMENT_ROLLED_BACK, *by, subject=target, previous=serving.number)
     return serving, target
 
 
-def start_shadow(session: AsyncSession, policy: Policy, version: Version, share: float, by: Attribution) -> None:
-    """Let the version answer a `share` of the replies' prompts in shadow. The caller holds the policy's lock."""
+def start_shadow(locked: LockedPolicy, version: Version, share: float, by: Attribution) -> None:
+    """Let the version answer a `share` of the replies' prompts in shadow."""
+    session, policy = locked
     version.state, version.shadow_since = VersionState.SHADOW, now()
     audit_policy(session, policy, AuditAction.SHADOW_BEGAN, *by, subject=version, share=share)
 
 
-def pass_shadow(session: AsyncSession, policy: Policy, version: Version, by: Attribution) -> None:
-    """Let the version in shadow go on to publishing. The caller holds the policy's lock."""
+def pass_shadow(locked: LockedPolicy, version: Version, by: Attribution) -> None:
+    """Let the version in shadow go on to publishing."""
+    session, policy = locked
     version.state = VersionState.SHADOW_PASSED
     audit_policy(session, policy, AuditAction.SHADOW_PASSED, *by, subject=version)
     enqueue_after_commit(session, "publish")
 
 
 async def reject_version(
-    session: AsyncSession, policy: Policy, version: Version, *, actor: str, reason: str, guard: Settings | None = None
+    locked: LockedPolicy, version: Version, *, actor: str, reason: str, guard: Settings | None = None
 ) -> None:
     """Reject a version that has not served; training continues from the version that serves. Its samples return.
 
-    With `guard`, the settings of the KL guard, the rejection counts as an alarm: several in a row halt training. The
-    caller holds the policy's lock.
+    With `guard`, the settings of the KL guard, the rejection counts as an alarm: several in a row halt training.
     """
+    session, policy = locked
     version.state, version.reason = VersionState.REJECTED, reason
-    await head.return_rejected(session, policy, version, reason)
+    await head.return_rejected(locked, version, reason)
     if policy.head_version_id == version.id:
         serving_id = (await repository.get_deployment(session, policy.id)).version_id
-        await head.move_head(session, policy, await repository.get_version(session, serving_id))
+        await head.move_head(locked, await repository.get_version(session, serving_id))
     if guard is not None:
-        kl_guard.raise_alarm(session, policy, reason, guard)
+        kl_guard.raise_alarm(locked, reason, guard)
     audit_policy(session, policy, AuditAction.VERSION_REJECTED, actor, reason, subject=version)
     enqueue_after_commit(session, "assemble")
 
@@ -243,7 +237,7 @@ async def require_untainted(session: AsyncSession, policy: Policy, version: Vers
 
 async def _require_loaded(session: AsyncSession, policy: Policy, version: Version, serving: Version) -> None:
     """Raise Conflict if too few ready engines have loaded `version`; full weights are loaded after the release."""
-    if version.full_weights or serving.full_weights:
+    if version.weights != serving.weights:  # of what each engine holds only one
         enqueue_after_commit(session, "evaluate")
         return
     engines = await list_ready_engines(session, lock=True)

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.errors import BadRequest, Conflict
 from app.models import ANSWERING, AuditAction, Policy, PolicyState, Project
 from app.policies import service
+from app.policies.locks import LockedPolicy
 from app.policies.service import Attribution, audit_policy
 
 ROUNDING = 1e-9  # of a sum of shares
@@ -78,11 +79,12 @@ def _distance(policy_id: str, candidate_id: str, split_key: str) -> float:
     return -math.log((int.from_bytes(digest) + 0.5) / 2**64)
 
 
-async def set_traffic(session: AsyncSession, policy: Policy, source_name: str, share: float, by: Attribution) -> None:
+async def set_traffic(locked: LockedPolicy, source_name: str, share: float, by: Attribution) -> None:
     """Let the policy answer a share of the requests that name another policy of its project.
 
-    The caller holds the policy's lock. Raises NotFound, BadRequest, Conflict.
+    Raises NotFound, BadRequest, Conflict.
     """
+    session, policy = locked
     await session.get_one(Project, policy.project_id, with_for_update={"key_share": True})  # so that sums are right
     source = await service.get_policy(session, policy.project_id, source_name)
     if source.id == policy.id:
@@ -103,8 +105,9 @@ async def set_traffic(session: AsyncSession, policy: Policy, source_name: str, s
     audit_policy(session, policy, AuditAction.POLICY_UPDATED, *by, traffic={"from": source.name, "share": share})
 
 
-def clear_traffic(session: AsyncSession, policy: Policy, by: Attribution) -> None:
-    """Let the policy answer only requests that name it. The caller holds the policy's lock."""
+def clear_traffic(locked: LockedPolicy, by: Attribution) -> None:
+    """Let the policy answer only requests that name it."""
+    session, policy = locked
     if policy.traffic_from_id is not None:
         policy.traffic_from_id = policy.traffic_share = None
         audit_policy(session, policy, AuditAction.POLICY_UPDATED, *by, traffic=None)

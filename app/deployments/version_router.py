@@ -21,14 +21,17 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Executable, and_, bindparam, case, exists, or_, select
+from sqlalchemy import ColumnElement, Executable, SQLColumnExpression, and_, bindparam, case, exists, or_, select
 from sqlalchemy.engine import Connection
-from sqlalchemy.orm import InstrumentedAttribute, aliased
+from sqlalchemy.orm import aliased
 
 from app.core.cache import SingleFlightCache
 from app.core.database import Database
 from app.core.errors import AttuneError, NotFound, Unavailable, require_row
+from app.core.rows import AnyRow
 from app.deployments.traffic import Branch, find_branch, read_branches
+from app.engines import load_errors
+from app.engines.fleet import is_loaded
 from app.models import (
     ANSWERING,
     ConversationRouting,
@@ -42,9 +45,7 @@ from app.models import (
     Version,
     VersionState,
 )
-from app.policies import load_errors
 from app.policies.references import format_reference, parse_reference
-from app.policies.service import is_loaded
 
 # Versions in these states never answer a request, whatever it names.
 NOT_SERVABLE = (VersionState.SHADOW, VersionState.SHADOW_PASSED, VersionState.REJECTED)
@@ -318,7 +319,7 @@ def resolve_model(connection: Connection, project_id: str, model: str, *, archiv
     return _resolved_model(row, parse_reference(model).names_version)
 
 
-def _require_answering(row: Any) -> None:
+def _require_answering(row: AnyRow) -> None:
     """Raise NotFound for an archived policy."""
     if row.policy_state not in ANSWERING:
         message = (
@@ -328,7 +329,7 @@ def _require_answering(row: Any) -> None:
         raise NotFound(message, code="policy_archived", param="model")
 
 
-def _read_ready_engines(connection: Connection) -> Sequence[Any]:
+def _read_ready_engines(connection: Connection) -> Sequence[AnyRow]:
     """Return the ready engines. Raises Unavailable when there are none."""
     engines = connection.execute(SELECT_READY_ENGINES).all()
     if not engines:
@@ -336,12 +337,12 @@ def _read_ready_engines(connection: Connection) -> Sequence[Any]:
     return engines
 
 
-def _engines_with(ready: Sequence[Any], model: ResolvedModel) -> tuple[RoutedEngine, ...]:
+def _engines_with(ready: Sequence[AnyRow], model: ResolvedModel) -> tuple[RoutedEngine, ...]:
     """Return those that have loaded the version."""
     return tuple(RoutedEngine(row.name, row.url, row.kind) for row in ready if is_loaded(row, model))
 
 
-def _is_unloadable(ready: Sequence[Any], model: ResolvedModel) -> bool:
+def _is_unloadable(ready: Sequence[AnyRow], model: ResolvedModel) -> bool:
     """Whether one of these engines has recorded that it cannot load the version."""
     return any(model.adapter in load_errors.read(row) for row in ready)
 
@@ -368,19 +369,19 @@ def _read_model_row(connection: Connection, project_id: str, model: str) -> Any:
     raise NotFound(message, code="model_not_found", param="model")
 
 
-def _resolved_model(row: Any, names_version: bool) -> ResolvedModel:
+def _resolved_model(row: AnyRow, names_version: bool) -> ResolvedModel:
     created_at = row.version_created_at if names_version else row.policy_created_at
     return ResolvedModel(**{name: getattr(row, name) for name in MODEL_COLUMNS}, created_at=created_at)
 
 
-MODEL_COLUMNS: dict[str, ColumnElement[Any] | InstrumentedAttribute[Any]] = {  # by field of ResolvedModel
+MODEL_COLUMNS: dict[str, SQLColumnExpression[Any]] = {  # by field of ResolvedModel
     "policy": Policy.name,
     "policy_id": Policy.id,
     "base_model": Policy.base_model,
     "version_id": Version.id,
     "number": Version.number,
-    "adapter": case((~Version.full_weights, Version.adapter_name)),
-    "weights": case((Version.full_weights, Version.adapter_name)),
+    "adapter": Version.adapter,
+    "weights": Version.weights,
     "state": Version.state,
 }
 

@@ -4,8 +4,6 @@ A person's erasure, and retention, erase what the caller has written about an ep
 and its trace) with its chats; the deletion of an episode erases all of its chats, too.
 """
 
-from typing import Any
-
 from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -18,7 +16,7 @@ from app.models import REQUESTED, AuditAction, EndReason, Episode, EpisodeState,
 STEP = 200  # episodes in one transaction
 CHUNK = 64  # turns in one transaction
 SECONDS_PER_DAY = 86_400.0
-ERASED: dict[str, Any] = {
+ERASED: dict[str, object] = {
     **dict.fromkeys(("task", "group_id", "trace_id", "idempotency_key")),
     "request_metadata": {},
 }

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from app.chat import endpoints as chats
-from app.chat import model_endpoints as models
+from app.chat import answers as chats
+from app.chat.model_views import ModelList, render_models, view_models
 from app.chat.schemas import ChatRequest, CompletionView, parse_chat_request
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
 from app.core.http import json_body, services_of
@@ -27,7 +27,7 @@ from app.models import EndReason
 from app.projects.auth import Caller, ChatCaller, DatabaseDep, GeneratingCaller, sent_credential
 from app.projects.episode_keys import takes_episode_keys
 from app.projects.idempotency import SHOWS_SECRET
-from app.responses import endpoints as responses
+from app.responses import answers as responses
 from app.responses.request import ResponsesRequest
 
 router = APIRouter(prefix="/v1/episodes", tags=["episodes"], responses=ERROR_RESPONSES)
@@ -141,7 +141,7 @@ async def chat_in_episode(
     body: Annotated[ChatRequest, json_body(ChatRequest, parse=parse_chat_request)],
 ) -> Response:
     """Answer a chat of this episode, as `POST /v1/chat/completions` does."""
-    return await chats.chat(request, caller, body)
+    return await chats.answer(request, caller, body)
 
 
 @router.post("/{episode_id}/responses", responses=responses.RESPONSES)
@@ -156,19 +156,20 @@ async def create_response_in_episode(
     ],
 ) -> Response:
     """Answer a request of OpenAI's Responses API in this episode, as `POST /v1/responses` does."""
-    return await responses.create_response(request, caller, db, requests)
+    return await responses.answer(request, caller, db, requests)
 
 
-@router.get("/{episode_id}/models", response_model=models.ModelList)
+@router.get("/{episode_id}/models", response_model=ModelList)
 @takes_episode_keys
 async def list_models_in_episode(
     request: Request, episode_id: EpisodeId, caller: ChatCaller, db: DatabaseDep
-) -> models.ModelList | Response:
+) -> ModelList | Response:
     """List the models, as `GET /v1/models` does: clients ask for them at their base URL."""
     _require_own(caller, episode_id)
     async with db.read() as session:
         await service.get(session, caller.project_id, episode_id)
-    return await models.list_models(request, caller, db)
+        views = await view_models(session, caller.project_id)
+    return render_models(views, request.headers)
 
 
 def _require_own(caller: Caller, episode_id: str) -> None:

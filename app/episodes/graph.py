@@ -5,13 +5,14 @@ many of that turn's tokens its own prompt begins with (`app.chat.conversations`,
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat.conversations import EXACT, GENERATED_ID, NOT_CONTINUED
+from app.core.rows import AnyRow
 from app.models import Origin, Turn, TurnState
 
 MAX_TURNS = 1000  # shown at once
@@ -50,10 +51,10 @@ async def read_graph(session: AsyncSession, project_id: str, episode_id: str) ->
     return build_graph(rows[:MAX_TURNS]), len(rows) > MAX_TURNS
 
 
-def build_graph(rows: Sequence[Any]) -> list[GraphTurn]:
+def build_graph(rows: Sequence[AnyRow]) -> list[GraphTurn]:
     """Return the graph of these turns of an episode, given in the order of their steps."""
     by_id = {row.id: row for row in rows}
-    latest: dict[str, Any] = {}  # the latest turn of each agent that has a name
+    latest: dict[str, AnyRow] = {}  # the latest turn of each agent that has a name
     branches: dict[str, int] = {}
     continued: set[str] = set()  # turns whose branch goes on
     turns = []
@@ -80,7 +81,7 @@ def build_graph(rows: Sequence[Any]) -> list[GraphTurn]:
     return turns
 
 
-def find_off_path(rows: Sequence[Any], graph: Sequence[GraphTurn]) -> frozenset[str]:
+def find_off_path(rows: Sequence[AnyRow], graph: Sequence[GraphTurn]) -> frozenset[str]:
     """Return the turns that no line of the graph of these rows goes through, and that are no branch of their own.
 
     Nothing continues them, and the reply failed, or another reply to the same request was continued: another choice, or
@@ -97,7 +98,9 @@ def find_off_path(rows: Sequence[Any], graph: Sequence[GraphTurn]) -> frozenset[
     )
 
 
-def _find_parent(row: Any, recorded: Any | None, latest_of_agent: Any | None) -> tuple[Any | None, Edge | None]:
+def _find_parent(
+    row: AnyRow, recorded: AnyRow | None, latest_of_agent: AnyRow | None
+) -> tuple[AnyRow | None, Edge | None]:
     """Return the turn that this one follows, and how; nothing for a root.
 
     `recorded` is its recorded parent, if that is a turn of this episode.
@@ -113,7 +116,7 @@ def _find_parent(row: Any, recorded: Any | None, latest_of_agent: Any | None) ->
     return None, None
 
 
-def _begins_with_tokens(row: Any, parent: Any) -> bool:
+def _begins_with_tokens(row: AnyRow, parent: AnyRow) -> bool:
     """Whether the prompt begins with all tokens of the parent, which the engine may have rendered so by itself."""
     if row.prefix_reuse == EXACT:
         return True
@@ -122,13 +125,13 @@ def _begins_with_tokens(row: Any, parent: Any) -> bool:
     return bool(row.num_history_tokens == parent.num_prompt_tokens + (parent.num_output_tokens or 0))
 
 
-def _is_shorter(row: Any, before: Any) -> bool:
+def _is_shorter(row: AnyRow, before: AnyRow) -> bool:
     if row.num_prompt_tokens is None or before.num_prompt_tokens is None:
         return False
     return bool(row.num_prompt_tokens < before.num_prompt_tokens + (before.num_output_tokens or 0))
 
 
-def _replaces(row: Any, before: Any) -> bool:
+def _replaces(row: AnyRow, before: AnyRow) -> bool:
     """Whether a root of an agent is taken for its compacted context: shorter, and begun after a turn that had a parent.
 
     A chat that the client puts into another conversation is another run of the agent instead.

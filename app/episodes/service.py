@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Select, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,6 +14,7 @@ from app.core.database import Database, dialect_insert, now
 from app.core.errors import AttuneError, Conflict, Forbidden, NotFound, Unprocessable, require_row
 from app.core.jobs import enqueue_after_commit
 from app.core.pagination import apply_keyset
+from app.core.rows import AnyRow, AnySelect
 from app.core.settings import Settings
 from app.episodes.schemas import EndRequest, EpisodeGroup, EpisodeLimits, EpisodeRequest, EpisodeView
 from app.feedback.feedback_limits import FeedbackLimits
@@ -209,7 +210,7 @@ async def end(
                 raise _other_end(episode_id, row)
             return
         reason = EndReason(request.reason)
-        values: dict[str, Any] = {"outcome": request.outcome, "end_fingerprint": fingerprint}
+        values: dict[str, object] = {"outcome": request.outcome, "end_fingerprint": fingerprint}
         values |= {"reported_reason": reason, "processed": False}
         if row.state == EpisodeState.OPEN:
             values |= {"state": EpisodeState.ENDED, "end_reason": reason, "ended_at": now()}
@@ -237,7 +238,7 @@ def _write_outcome(
         raise result
 
 
-def _other_end(episode_id: str, row: Any) -> Conflict:
+def _other_end(episode_id: str, row: AnyRow) -> Conflict:
     outcome = "without an outcome" if row.outcome is None else f"with the outcome {row.outcome:g}"
     message = (
         f"The episode '{episode_id}' has been reported before, {outcome} ({row.end_reason}). To change what is learned "
@@ -246,7 +247,7 @@ def _other_end(episode_id: str, row: Any) -> Conflict:
     return Conflict(message, code="episode_ended")
 
 
-def _digest(value: dict[str, Any]) -> str:
+def _digest(value: dict[str, object]) -> str:
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -287,7 +288,7 @@ async def list_page(
     return [_view(row) for row in await session.execute(query)]
 
 
-def _select_episodes(project_id: str) -> Select[Any]:
+def _select_episodes(project_id: str) -> AnySelect:
     return (
         select(Episode, Policy.name, Version.number, NUM_TURNS.label("num_turns"), NUM_TOKENS.label("num_tokens"))
         .join(Policy, Policy.id == Episode.policy_id)
@@ -296,7 +297,7 @@ def _select_episodes(project_id: str) -> Select[Any]:
     )
 
 
-def _view(row: Any) -> EpisodeView:
+def _view(row: AnyRow) -> EpisodeView:
     episode, policy, number, num_turns, num_tokens = row
     return EpisodeView(
         **{

@@ -4,21 +4,31 @@ A replay changes nothing, so its answer must show what was lost meanwhile: feedb
 later feedback of its source replaced it, or when its reply was deleted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 from sqlalchemy import Select, select
 from sqlalchemy.engine import Connection
 
 from app.feedback.effective import is_replaced, is_withdrawn
+from app.feedback.feedback_rows import FeedbackRow
 from app.feedback.repository import FEEDBACK, has_arrays, is_in
 from app.models import VOTE_KINDS, Feedback, Turn
 
 WITHDRAWN = "it was withdrawn; feedback with a new id counts again"
 REPLACED = "later feedback of its source replaced it"
 ERASED = "its reply was deleted"
+
+
+class Trainability(TypedDict):
+    """Whether feedback can give a reward, and why not. The last two are those of feedback that is sent again."""
+
+    trainable: bool | None
+    exclusion_reason: str | None
+    effective: NotRequired[bool]
+    withdrawn: NotRequired[bool]
 
 
 class RecordedState(NamedTuple):
@@ -38,7 +48,7 @@ def read_states(connection: Connection, seqs: AbstractSet[int]) -> dict[int, Rec
     return {row.seq: RecordedState(*row[1:]) for row in rows}
 
 
-def view_new(kind: str, exclusion_reasons: Sequence[str | None]) -> dict[str, Any]:
+def view_new(kind: str, exclusion_reasons: Sequence[str | None]) -> Trainability:
     """Return `trainable` and `exclusion_reason` of new feedback.
 
     Args:
@@ -54,8 +64,8 @@ def view_new(kind: str, exclusion_reasons: Sequence[str | None]) -> dict[str, An
 
 
 def view_replay(
-    row: Mapping[str, Any], state: RecordedState, ranked_reasons: Sequence[str | None], *, has_target: bool
-) -> dict[str, Any]:
+    row: FeedbackRow, state: RecordedState, ranked_reasons: Sequence[str | None], *, has_target: bool
+) -> Trainability:
     """Return `trainable` and `exclusion_reason` of feedback that was recorded before, and whether it still counts.
 
     Args:
@@ -64,7 +74,6 @@ def view_replay(
         ranked_reasons: Of a comparison or a ranking: the exclusion reason of each of its replies that is left.
         has_target: Whether the conversation that the row is about has a reply left, or its episode exists.
     """
-    views = {"effective": not (state.is_replaced or state.is_withdrawn), "withdrawn": bool(state.is_withdrawn)}
     reasons = ranked_reasons
     is_erased = not reasons
     if row["turn_id"] is not None:
@@ -73,9 +82,12 @@ def view_replay(
         reasons, is_erased = [], not has_target
     losses = ((state.is_withdrawn, WITHDRAWN), (state.is_replaced, REPLACED), (is_erased, ERASED))
     loss = next((reason for is_lost, reason in losses if is_lost), None)
+    view = view_new(row["kind"], reasons)
     if loss is not None:
-        return views | {"trainable": False, "exclusion_reason": loss}
-    return views | view_new(row["kind"], reasons)
+        view = {"trainable": False, "exclusion_reason": loss}
+    view["effective"] = not (state.is_replaced or state.is_withdrawn)
+    view["withdrawn"] = bool(state.is_withdrawn)
+    return view
 
 
 @lru_cache(maxsize=2)

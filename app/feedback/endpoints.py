@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
 from app.core.errors import ERROR_RESPONSES, BadRequest, require_row
@@ -14,7 +14,15 @@ from app.feedback import browser_tokens, queries, repository, service
 from app.feedback.browser_tokens import RotationRequest, RotationView, TokenClaims, TokenRequest, TokenView
 from app.feedback.feedback_writer import MAX_KEY_LENGTH, FeedbackWriter
 from app.feedback.kinds import FeedbackRequest
-from app.feedback.schemas import BatchResults, CompletionId, FeedbackBatch, FeedbackPage, FeedbackView, SenderKey
+from app.feedback.schemas import (
+    BatchResults,
+    CompletionId,
+    FeedbackBatch,
+    FeedbackId,
+    FeedbackPage,
+    FeedbackView,
+    SenderKey,
+)
 from app.feedback.token_counts import TokenCounter, TokenRequester
 from app.projects.auth import (
     BEARER,
@@ -38,7 +46,6 @@ secret_router = APIRouter(
 )
 
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=MAX_KEY_LENGTH)]
-FeedbackId = Annotated[str, Path(min_length=1, max_length=48)]
 ConversationId = Annotated[str | None, Query(min_length=1, max_length=255)]
 
 

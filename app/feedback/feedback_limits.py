@@ -6,16 +6,15 @@ They bound what reading a reply's feedback costs: its votes are read whenever on
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from sqlalchemy.engine import Connection
 
 from app.core.errors import AttuneError, Conflict, Forbidden
 from app.core.settings import Settings
 from app.feedback import repository
+from app.feedback.feedback_rows import FeedbackRow
 from app.feedback.repository import FeedbackSource, ProjectAndValue
-
-Row = Mapping[str, Any]  # of the table of feedback, to insert
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class FeedbackLimits:
 
 
 def find_beyond_limits(
-    connection: Connection, new: Mapping[ProjectAndValue, Row], limits: FeedbackLimits
+    connection: Connection, new: Mapping[ProjectAndValue, FeedbackRow], limits: FeedbackLimits
 ) -> dict[ProjectAndValue, AttuneError]:
     """Return an error for each new row that its source or its browser token may not add, or its target may not get.
 
@@ -67,7 +66,7 @@ def find_beyond_limits(
     return errors
 
 
-def _source_of(row: Row) -> FeedbackSource:
+def _source_of(row: FeedbackRow) -> FeedbackSource:
     return FeedbackSource(row["project_id"], row["target"], row["source_kind"], row["source_id"] or "")
 
 

@@ -1,10 +1,9 @@
 """Write feedback: many requests share one transaction, and a row is one insert together with its idempotency key."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import orjson
 from sqlalchemy.engine import Connection
@@ -16,10 +15,11 @@ from app.core.jobs import enqueue_after_commit
 from app.feedback import answers, repository
 from app.feedback.browser_tokens import TokenClaims
 from app.feedback.feedback_limits import FeedbackLimits, find_beyond_limits
+from app.feedback.feedback_rows import FeedbackBody, FeedbackRow, feedback_view
 from app.feedback.keyed_feedback import KeyedFeedback
 from app.feedback.kinds import AnyTarget, FeedbackCreate, OrderedFeedback, Rating, TargetedFeedback
 from app.feedback.repository import FoundTurns, ProjectAndValue
-from app.feedback.schemas import Choice, ConversationTarget, EpisodeTarget, feedback_view
+from app.feedback.schemas import Choice, ConversationTarget, EpisodeTarget
 from app.models import VOTE_KINDS, new_id
 
 MAX_KEY_LENGTH = 250  # of the header; the column holds 255 characters, and a batch appends an index
@@ -34,7 +34,7 @@ class Submission:
 
     project_id: str
     request: FeedbackCreate
-    raw_value: Any
+    raw_value: object
     target: AnyTarget | None
     key: str
     has_client_key: bool  # the client chose the key, so the submission may be a replay
@@ -56,7 +56,7 @@ class Submission:
 class SubmissionResult:
     """The view of the recorded feedback, and whether it was recorded by an earlier request."""
 
-    view: dict[str, Any]
+    view: FeedbackBody
     is_replay: bool
 
 
@@ -64,7 +64,7 @@ class SubmissionResult:
 class NewFeedback:
     """A row to insert, and the ranks of a comparison or ranking as (rank, turn id)."""
 
-    row: dict[str, Any]
+    row: FeedbackRow
     choice: Choice | None
     ranks: list[tuple[int, str]]
 
@@ -86,7 +86,7 @@ class FeedbackWriter(GroupCommit[Submission, SubmissionResult]):
 def build_submission(
     project_id: str,
     request: FeedbackCreate,
-    body: dict[str, Any],
+    body: Mapping[str, object],
     *,
     header_key: str | None = None,
     token: TokenClaims | None = None,
@@ -119,13 +119,13 @@ def build_submission(
     )
 
 
-def _fingerprint(request: FeedbackCreate, body: dict[str, Any]) -> str:
+def _fingerprint(request: FeedbackCreate, body: Mapping[str, object]) -> str:
     """Return a hash of the body's meaning.
 
     Fields at their defaults do not change it; nor do fields that were added to the API after a row was written.
     """
     target = request.get_target()
-    meaning: dict[str, Any] = {
+    meaning: dict[str, object] = {
         "kind": body["kind"],
         "value": body["value"],
         "name": request.name,
@@ -211,7 +211,7 @@ def submit_many(
             more = answers.view_replay(row, states[row["seq"]], reasons, has_target=has_target)
         else:
             more = answers.view_new(row["kind"], reasons)
-        results.append(SubmissionResult(feedback_view(row, **more), is_replay[index]))
+        results.append(SubmissionResult({**feedback_view(row), **more}, is_replay[index]))
     return results
 
 
@@ -250,7 +250,7 @@ def _build_feedback(
     else:
         raise _target_not_found(request.get_target())
     value = request.reward_value()
-    row = {
+    row: FeedbackRow = {
         "id": new_id("fb"),
         "project_id": item.project_id,
         "turn_id": turn_id,
@@ -298,17 +298,24 @@ def _find_turn(project_id: str, choice: Choice, turns: FoundTurns) -> str:
     return turn.id
 
 
-def _insert(connection: Connection, new: dict[ProjectAndValue, NewFeedback]) -> dict[ProjectAndValue, dict[str, Any]]:
+def _insert(connection: Connection, new: dict[ProjectAndValue, NewFeedback]) -> dict[ProjectAndValue, FeedbackRow]:
     """Insert new feedback and return the stored rows by key. A key that another process has used is left as it is."""
     if not new:
         return {}
     inserted = repository.insert_feedback(connection, [feedback.row for feedback in new.values()])
-    rows, ranks = {}, []
+    rows: dict[ProjectAndValue, FeedbackRow] = {}
+    ranks = []
     for key, feedback in new.items():
         if feedback.row["id"] in inserted:
             seq, created_at = inserted[feedback.row["id"]]
-            choice = feedback.choice.model_dump() if feedback.choice else {"completion_id": None, "choice_index": None}
-            rows[key] = feedback.row | choice | {"seq": seq, "created_at": created_at}
+            choice = feedback.choice
+            rows[key] = {
+                **feedback.row,
+                "completion_id": choice.completion_id if choice else None,
+                "choice_index": choice.choice_index if choice else None,
+                "seq": seq,
+                "created_at": created_at,
+            }
             ranks += [{"feedback_seq": seq, "turn_id": turn_id, "rank": rank} for rank, turn_id in feedback.ranks]
     if ranks:
         repository.insert_ranks(connection, ranks)

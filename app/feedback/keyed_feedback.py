@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import sqlalchemy as sa
 from sqlalchemy import Select, Table, select
@@ -21,17 +21,13 @@ from sqlalchemy.engine import Connection
 from app.core.errors import Conflict
 from app.feedback import repository
 from app.feedback.effective import is_withdrawn
+from app.feedback.feedback_rows import FeedbackRow, to_feedback_row
 from app.feedback.repository import FEEDBACK, ProjectAndValue, has_arrays, is_in
 from app.feedback.schemas import WITHDRAWAL
 from app.models import NUMERIC_KINDS, VOTE_KINDS, Feedback, FeedbackKey, new_id
 
 KEYS = cast(Table, FeedbackKey.__table__)
-COPIED_COLUMNS = (
-    *("project_id", "turn_id", "conversation_id", "episode_id"),
-    *("target", "name", "source_kind", "source_id"),
-)
 SUPERSEDED = "Feedback with this key and a later 'sent_at' was recorded before; nothing was changed."
-Row = Mapping[str, Any]  # of the table of feedback
 
 
 @dataclass(slots=True)
@@ -40,11 +36,11 @@ class KeyState:
 
     sent_at: float | None
     revision: int
-    feedback: Row | None
+    feedback: FeedbackRow | None
     is_withdrawn: bool
 
 
-def withdrawal_of(row: Row, *, idempotency_key: str) -> dict[str, Any]:
+def withdrawal_of(row: FeedbackRow, *, idempotency_key: str) -> dict[str, object]:
     """Return the columns of a row that withdraws this feedback."""
     return {
         "id": new_id("fb"),
@@ -54,7 +50,14 @@ def withdrawal_of(row: Row, *, idempotency_key: str) -> dict[str, Any]:
         "idempotency_key": idempotency_key,
         "fingerprint": hashlib.sha256(row["id"].encode()).hexdigest(),
         "processed": row["kind"] not in VOTE_KINDS,
-        **{column: row[column] for column in COPIED_COLUMNS},
+        "project_id": row["project_id"],
+        "turn_id": row["turn_id"],
+        "conversation_id": row["conversation_id"],
+        "episode_id": row["episode_id"],
+        "target": row["target"],
+        "name": row["name"],
+        "source_kind": row["source_kind"],
+        "source_id": row["source_id"],
     }
 
 
@@ -64,7 +67,7 @@ class KeyedFeedback:
     def __init__(self, connection: Connection, keys: Collection[ProjectAndValue]) -> None:
         self._connection = connection
         self._states = read_states(connection, keys)
-        self._accepted: dict[ProjectAndValue, list[Row]] = {}  # the rows of each key, in order
+        self._accepted: dict[ProjectAndValue, list[FeedbackRow]] = {}  # the rows of each key, in order
 
     def choose_idempotency_key(self, key: ProjectAndValue, fingerprint: str, sent_at: float | None) -> str:
         """Return the idempotency key of this content: that of the row that has it already, or a new one.
@@ -77,7 +80,7 @@ class KeyedFeedback:
             return str(state.feedback["idempotency_key"])
         return f"key:{hashlib.sha256(key[1].encode()).hexdigest()}:{state.revision + 1}"
 
-    def accept(self, key: ProjectAndValue, row: Row, sent_at: float | None) -> None:
+    def accept(self, key: ProjectAndValue, row: FeedbackRow, sent_at: float | None) -> None:
         """Make `row`, which may be one that the key has, the feedback of the key."""
         state = self._states[key]
         rows = self._accepted.setdefault(key, [])
@@ -95,7 +98,7 @@ class KeyedFeedback:
         Args:
             created_ids: The ids of the new feedback that was inserted; a limit may have refused others.
         """
-        withdrawals: list[dict[str, Any]] = []
+        withdrawals: list[dict[str, object]] = []
         for key, accepted in self._accepted.items():
             rows = [row for row in accepted if "seq" in row or row["id"] in created_ids]
             if accepted:
@@ -124,7 +127,7 @@ def read_states(connection: Connection, keys: Collection[ProjectAndValue]) -> di
     parameters = {"projects": sorted({project for project, _ in keys}), "others": sorted({key for _, key in keys})}
     states: dict[ProjectAndValue, KeyState] = {}
     for row in connection.execute(_states_statement(has_arrays(connection)), parameters).mappings():
-        feedback = None if row["id"] is None else {column.name: row[column.name] for column in FEEDBACK.c}
+        feedback = None if row["id"] is None else to_feedback_row(row)
         state = KeyState(row["key_sent_at"], row["key_revision"], feedback, bool(row["is_withdrawn"]))
         states[row["key_project_id"], row["key"]] = state
     return {key: state for key, state in states.items() if key in keys}
@@ -159,7 +162,7 @@ def delete_keys(feedback_ids: Iterable[str]) -> sa.Delete:
     return sa.delete(FeedbackKey).where(FeedbackKey.feedback_id.in_(list(feedback_ids)))
 
 
-def _identity(row: Row) -> tuple[object, ...]:
+def _identity(row: FeedbackRow) -> tuple[object, ...]:
     """Return what feedback must have in common for the later to replace the earlier; see `is_replaced`."""
     kind = "number" if row["kind"] in NUMERIC_KINDS else row["kind"]
     return row["target"], row["name"], row["source_kind"], row["source_id"], kind

@@ -1,7 +1,7 @@
 """The eight kinds of feedback and their targets. `KINDS` lists them all."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
     ConfigDict,
@@ -283,7 +283,7 @@ class FeedbackRequest(RootModel[Annotated[AnyFeedback, Field(discriminator="kind
     """One piece of feedback, of one of eight kinds."""
 
 
-def parse_feedback(body: dict[str, Any]) -> FeedbackCreate:
+def parse_feedback(body: Mapping[str, object]) -> FeedbackCreate:
     """Return the request, validated by the model of its kind, so that errors name fields as the client does."""
     kind = body.get("kind")
     model = KINDS.get(kind) if isinstance(kind, str) else None

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     ColumnElement,
     FromClause,
-    Select,
     Subquery,
     and_,
     bindparam,
@@ -27,7 +26,9 @@ from sqlalchemy.orm import join
 
 from alignment.corrected_text import TextRule
 from app.core.database import now
+from app.core.rows import AnyRow, AnySelect
 from app.feedback.effective import is_replaced, is_withdrawn
+from app.feedback.feedback_rows import OutcomeBody
 from app.feedback.schemas import WITHDRAWAL, OutcomeState
 from app.models import (
     PENDING_RELEASE,
@@ -165,7 +166,7 @@ class EffectiveOutcome(NamedTuple):
 
     effective: bool
     withdrawn: bool
-    outcome: dict[str, Any]
+    outcome: OutcomeBody
 
 
 def state_of(reason: Reason) -> OutcomeState:
@@ -175,7 +176,7 @@ def state_of(reason: Reason) -> OutcomeState:
     return "waiting" if reason in WAITING else "not_learned"
 
 
-def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[bool]) -> Select[Any]:
+def select_outcomes(project_id: ColumnElement[str], condition: ColumnElement[bool]) -> AnySelect:
     """Return a query of the outcomes of a project's feedback for which the condition holds: one row for each.
 
     `code` is the index of the outcome's reason in REASONS. `policy_id` is the policy of the reply that decides the
@@ -336,7 +337,7 @@ async def read_outcomes(session: AsyncSession, project_id: str, seqs: Collection
     }
 
 
-def _view(row: Any) -> dict[str, Any]:
+def _view(row: AnyRow) -> OutcomeBody:
     """Return an OutcomeView as a dict."""
     reason = REASONS[row.code]
     state = state_of(reason)

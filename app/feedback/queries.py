@@ -1,22 +1,21 @@
 """Read feedback by id, by completion, by conversation or by episode, with what became of it."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from sqlalchemy import Select, select, union_all
+from sqlalchemy import select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.errors import NotFound, require_row
 from app.core.pagination import apply_keyset
-from app.feedback.outcomes import read_outcomes
+from app.core.rows import AnySelect
+from app.feedback.feedback_rows import FeedbackBody, FeedbackPageBody, FeedbackRow, feedback_view, to_feedback_row
+from app.feedback.outcomes import EffectiveOutcome, read_outcomes
 from app.feedback.repository import FEEDBACK
-from app.feedback.schemas import WITHDRAWAL, feedback_view
+from app.feedback.schemas import WITHDRAWAL
 from app.models import REQUESTED, Episode, Feedback, FeedbackRank, Turn
 
-Row = Mapping[str, Any]
 
-
-def select_all_feedback() -> Select[Any]:
+def select_all_feedback() -> AnySelect:
     """Return the query of feedback of all projects, with the choice that it is about; withdrawals are left out."""
     return (
         select(*FEEDBACK.c, Turn.completion_id, Turn.choice_index)
@@ -25,17 +24,26 @@ def select_all_feedback() -> Select[Any]:
     )
 
 
-async def get_feedback(session: AsyncSession, project_id: str, feedback_id: str) -> Row:
+async def get_feedback(session: AsyncSession, project_id: str, feedback_id: str) -> FeedbackRow:
     """Return one row. Raises NotFound, also for feedback of another project."""
     query = select_all_feedback().where(Feedback.id == feedback_id, Feedback.project_id == project_id)
     row = (await session.execute(query)).mappings().one_or_none()
-    return require_row(row, f"There is no feedback '{feedback_id}'.", param="feedback_id")
+    return to_feedback_row(require_row(row, f"There is no feedback '{feedback_id}'.", param="feedback_id"))
 
 
-async def read_views(session: AsyncSession, project_id: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+async def read_views(session: AsyncSession, project_id: str, rows: Sequence[FeedbackRow]) -> list[FeedbackBody]:
     """Return the views of the rows, with `effective`, `withdrawn` and `outcome`."""
     outcomes = await read_outcomes(session, project_id, [row["seq"] for row in rows])
-    return [feedback_view(row, **outcomes[row["seq"]]._asdict()) for row in rows]
+    return [_read_view(row, outcomes[row["seq"]]) for row in rows]
+
+
+def _read_view(row: FeedbackRow, outcome: EffectiveOutcome) -> FeedbackBody:
+    return {
+        **feedback_view(row),
+        "effective": outcome.effective,
+        "withdrawn": outcome.withdrawn,
+        "outcome": outcome.outcome,
+    }
 
 
 async def select_feedback(
@@ -45,7 +53,7 @@ async def select_feedback(
     choice_index: int | None,
     conversation_id: str | None,
     episode_id: str | None = None,
-) -> Select[Any]:
+) -> AnySelect:
     """Return the query of all feedback about a completion, or about a conversation or an episode and its turns.
 
     Comparisons and rankings are included. Raises NotFound.
@@ -76,7 +84,7 @@ async def select_feedback(
     return select_all_feedback().where(Feedback.seq.in_(union_all(about_turn, in_ranking, *about_whole)))
 
 
-def select_feedback_on_turn(turn: Turn) -> Select[Any]:
+def select_feedback_on_turn(turn: Turn) -> AnySelect:
     """Return the query of the feedback about a turn, its place in a ranking, its whole conversation and its episode."""
     about_turn = select(Feedback.seq).where(Feedback.turn_id == turn.id)
     in_ranking = select(FeedbackRank.feedback_seq).where(FeedbackRank.turn_id == turn.id)
@@ -93,12 +101,17 @@ def select_feedback_on_turn(turn: Turn) -> Select[Any]:
 
 
 async def list_page(
-    session: AsyncSession, project_id: str, query: Select[Any], *, after: str | None, limit: int, newest_first: bool
-) -> dict[str, Any]:
+    session: AsyncSession, project_id: str, query: AnySelect, *, after: str | None, limit: int, newest_first: bool
+) -> FeedbackPageBody:
     """Return a FeedbackPage in order of arrival, as a dict. Raises NotFound."""
     last = None if after is None else ((await get_feedback(session, project_id, after))["seq"],)
     query = apply_keyset(query, (Feedback.seq,), last, limit, descending=newest_first)
-    rows = (await session.execute(query)).mappings().all()
+    rows = [to_feedback_row(row) for row in (await session.execute(query)).mappings()]
     views = await read_views(session, project_id, rows[:limit])
-    ids = [view["id"] for view in views] or [None]
-    return {"object": "list", "data": views, "first_id": ids[0], "last_id": ids[-1], "has_more": len(rows) > limit}
+    return {
+        "object": "list",
+        "data": views,
+        "first_id": views[0]["id"] if views else None,
+        "last_id": views[-1]["id"] if views else None,
+        "has_more": len(rows) > limit,
+    }

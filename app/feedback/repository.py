@@ -1,10 +1,10 @@
 """Queries for writing feedback. Each statement serves a whole group of submissions and is built once."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import orjson
 import sqlalchemy as sa
@@ -27,6 +27,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql.dml import ReturningInsert
 
+from app.core.rows import AnySelect
+from app.feedback.feedback_rows import FeedbackRow, to_feedback_row
 from app.feedback.schemas import WITHDRAWAL
 from app.models import REQUESTED, Episode, Feedback, FeedbackRank, Turn
 
@@ -81,14 +83,12 @@ def find_episodes(connection: Connection, pairs: AbstractSet[ProjectAndValue]) -
     return {(project, episode) for project, episode in rows} & pairs
 
 
-def find_by_keys(
-    connection: Connection, keys: AbstractSet[ProjectAndValue]
-) -> dict[ProjectAndValue, dict[str, object]]:
+def find_by_keys(connection: Connection, keys: AbstractSet[ProjectAndValue]) -> dict[ProjectAndValue, FeedbackRow]:
     """Return feedback by (project, idempotency key), with the choice that it is about."""
     if not keys:
         return {}
     rows = connection.execute(_by_keys_statement(has_arrays(connection)), _split_pairs(keys))
-    return {(row["project_id"], row["idempotency_key"]): dict(row) for row in rows.mappings()}
+    return {(row["project_id"], row["idempotency_key"]): to_feedback_row(row) for row in rows.mappings()}
 
 
 def lock_projects(connection: Connection, projects: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ def count_by_target(connection: Connection, targets: AbstractSet[ProjectAndValue
     return {(project, target): count for project, target, count in rows}
 
 
-def insert_feedback(connection: Connection, rows: list[dict[str, object]]) -> dict[str, tuple[int, float]]:
+def insert_feedback(connection: Connection, rows: Sequence[Mapping[str, object]]) -> dict[str, tuple[int, float]]:
     """Insert the rows; return seq and creation time by id. A row whose key exists already is skipped."""
     if has_arrays(connection):
         inserted = connection.execute(_insert_from_json(), {"rows": orjson.dumps(rows).decode()})
@@ -176,7 +176,7 @@ def _episodes_statement(arrays: bool) -> Select[str, str]:
 
 
 @lru_cache(maxsize=2)
-def _by_keys_statement(arrays: bool) -> Select[Any]:
+def _by_keys_statement(arrays: bool) -> AnySelect:
     return (
         select(*FEEDBACK.c, TURNS.c.completion_id, TURNS.c.choice_index)
         .outerjoin_from(FEEDBACK, TURNS, TURNS.c.id == FEEDBACK.c.turn_id)

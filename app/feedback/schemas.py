@@ -1,10 +1,11 @@
 """Fields that all kinds of feedback share, and the views of feedback."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
+from fastapi import Path
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictInt, StringConstraints, model_validator
 
+from alignment.json_values import JsonObject
 from app.core.http import StrictModel
 from app.core.pagination import Page
 from app.models import SourceKind, to_completion_id
@@ -14,6 +15,7 @@ CompletionId = Annotated[str, StringConstraints(min_length=1, max_length=255), A
 RequestId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 ConversationId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 EpisodeId = Annotated[str, StringConstraints(min_length=1, max_length=48)]
+FeedbackId = Annotated[str, Path(min_length=1, max_length=48)]  # of a route
 ChoiceIndex = Annotated[StrictInt, Field(ge=0, le=127)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[\w.-]+$")]
 ClientId = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -111,7 +113,7 @@ class FeedbackView(BaseModel):
     name: str
     comment: str | None
     source: Source
-    metadata: dict[str, Any]
+    metadata: JsonObject
     created_at: float
     trainable: bool | None = Field(
         None,
@@ -140,25 +142,9 @@ class BatchResult(BaseModel):
     index: int
     status: int
     feedback: FeedbackView | None = None
-    error: dict[str, Any] | None = None
+    error: JsonObject | None = None
 
 
 class BatchResults(BaseModel):
     object: Literal["list"] = "list"
     data: list[BatchResult]
-
-
-COPIED_COLUMNS = (
-    *("id", "completion_id", "choice_index", "conversation_id", "episode_id"),
-    *("kind", "value", "raw_value", "name", "comment"),
-)
-
-
-def feedback_view(row: Mapping[Any, Any], **more: Any) -> dict[str, Any]:
-    """Return a FeedbackView as a dict; building the model would slow down every acknowledgement.
-
-    `row` has the columns of Feedback, and the completion's id and the choice's index of its turn, which may be None.
-    """
-    source = {"kind": row["source_kind"], "id": row["source_id"]}
-    named_otherwise = {"source": source, "metadata": row["request_metadata"], "created_at": row["created_at"]}
-    return {"object": "feedback"} | {name: row[name] for name in COPIED_COLUMNS} | named_otherwise | more

@@ -1,7 +1,6 @@
 """Submit feedback, singly or in batches, and withdraw it."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,6 +10,7 @@ from app.core.errors import AttuneError, BadRequest, Forbidden
 from app.core.jobs import enqueue_after_commit
 from app.feedback import browser_tokens, repository
 from app.feedback.browser_tokens import TokenClaims
+from app.feedback.feedback_rows import BatchResultBody, FeedbackBody
 from app.feedback.feedback_writer import FeedbackWriter, Submission, SubmissionResult, build_submission
 from app.feedback.keyed_feedback import (
     KeyState,
@@ -33,7 +33,7 @@ async def submit(
     db: Database,
     writer: FeedbackWriter,
     submitter: Caller | TokenClaims,
-    body: dict[str, Any],
+    body: dict[str, object],
     *,
     header_key: str | None,
 ) -> SubmissionResult:
@@ -92,8 +92,8 @@ def _require_source_scope(caller: Caller, request: FeedbackCreate) -> None:
 
 
 async def submit_batch(
-    db: Database, writer: FeedbackWriter, caller: Caller, bodies: list[Any], header_key: str | None
-) -> list[dict[str, Any]]:
+    db: Database, writer: FeedbackWriter, caller: Caller, bodies: Sequence[object], header_key: str | None
+) -> list[BatchResultBody]:
     """Record many pieces of feedback. Returns one result for each, in order; all are committed.
 
     An invalid item gets an error as its result and does not affect the others. Nor does one about a turn that another
@@ -131,9 +131,9 @@ def _parse_item(caller: Caller, body: object, header_key: str | None, index: int
     return build_submission(caller.project_id, request, body, header_key=item_key)
 
 
-def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> dict[str, object]:
+def _item_result(index: int, outcome: SubmissionResult | AttuneError) -> BatchResultBody:
     if isinstance(outcome, AttuneError):
-        return {"index": index, "status": outcome.status, **outcome.body()}
+        return {"index": index, "status": outcome.status, "error": outcome.body()["error"]}
     return {"index": index, "status": 200 if outcome.is_replay else 201, "feedback": outcome.view}
 
 
@@ -160,7 +160,7 @@ async def _resolve_targets(db: Database, project_id: str, submissions: list[Subm
 
 async def withdraw_by_key(
     session: AsyncSession, project_id: str, key: str, sent_at: float | None, *, actor: str
-) -> dict[str, Any] | None:
+) -> FeedbackBody | None:
     """Withdraw the feedback of a sender's key and return its view; None if there is none.
 
     With `sent_at` the key is remembered all the same: feedback that was sent earlier and arrives later does not count.
@@ -178,7 +178,7 @@ async def withdraw_by_key(
     return await withdraw(session, project_id, state.feedback["id"], actor=actor)
 
 
-async def withdraw(session: AsyncSession, project_id: str, feedback_id: str, *, actor: str) -> dict[str, Any]:
+async def withdraw(session: AsyncSession, project_id: str, feedback_id: str, *, actor: str) -> FeedbackBody:
     """Withdraw feedback by a new row and return its view. Feedback that is no longer effective stays as it is."""
     await (await session.connection()).run_sync(repository.lock_projects, [project_id])
     row = await get_feedback(session, project_id, feedback_id)

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, String, and_, case, column, exists, func, 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from app.core.rows import AnySelect
 from app.feedback.schemas import Choice, ConversationTarget
 from app.models import Origin, Turn, TurnMetadata, TurnState
 
@@ -149,14 +150,14 @@ def _in_conversations(project_id: str, conversation_ids: Collection[str]) -> lis
     return [Turn.project_id == project_id, named, Turn.origin == Origin.CHAT]
 
 
-def _select_newest(conversation_id: Any, number: Any) -> sa.Select[Any]:
+def _select_newest(conversation_id: Any, number: Any) -> AnySelect:
     order = (Turn.created_at.desc(), Turn.id.desc())
     age = func.row_number().over(partition_by=(conversation_id, number), order_by=order)
     columns = (conversation_id.label("conversation_id"), number.label("number"), Turn.completion_id, age.label("age"))
     return select(*columns).where(*_HAS_REPLY)
 
 
-async def _read_completion_ids(session: AsyncSession, turns: sa.Select[Any]) -> dict[tuple[str, int], str]:
+async def _read_completion_ids(session: AsyncSession, turns: AnySelect) -> dict[tuple[str, int], str]:
     rows = turns.subquery()
     newest = select(rows.c.conversation_id, rows.c.number, rows.c.completion_id).where(rows.c.age == 1)
     return {(id, number): completion_id for id, number, completion_id in await session.execute(newest)}

@@ -2,9 +2,18 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
+from alignment.chat_messages import AssistantMessage, ToolCall
 from app.inference.request import ChatCall
+
+
+class WeightSpan(TypedDict):
+    """The version of full weights that generated the output tokens from `start` to before `end`."""
+
+    version: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +28,9 @@ class Capture:
     output_ids: list[int]
     logprobs: list[float]
     text: str
-    tool_calls: list[dict[str, Any]]
+    tool_calls: list[ToolCall]
     finish_reason: str | None
-    weight_versions: list[dict[str, Any]]  # spans of output tokens: {version, start, end}; with full weights only
+    weight_versions: list[WeightSpan]  # with full weights only
     exclusion_reason: str | None = None
 
     @property
@@ -30,9 +39,9 @@ class Capture:
         return bool(self.output_ids or self.logprobs or self.text or self.tool_calls)
 
     @property
-    def message(self) -> dict[str, Any]:
+    def message(self) -> AssistantMessage:
         """The reply as OpenAI's assistant message."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        message: AssistantMessage = {"role": "assistant", "content": self.text}
         if self.tool_calls:
             message["content"] = self.text or None
             message["tool_calls"] = self.tool_calls
@@ -47,7 +56,7 @@ def build_capture(call: ChatCall, received: Capture) -> Capture:
     return replace(
         received,
         tool_calls=received.tool_calls[: call.max_tool_calls],
-        weight_versions=received.weight_versions if call.weights is not None else [],
+        weight_versions=received.weight_versions if call.target.weights is not None else [],
         exclusion_reason=received.exclusion_reason or _exclusion_reason(call, received),
     )
 
@@ -67,8 +76,8 @@ def _exclusion_reason(call: ChatCall, received: Capture) -> str | None:
     versions = [span["version"] for span in received.weight_versions]
     if len(set(versions)) > 1:
         return f"the base weights changed during the reply: {', '.join(versions)}"
-    if call.weights is not None and versions and versions[0] != call.weights:
-        return f"the weights of {versions[0]} generated the reply, not those of {call.weights}"
+    if call.target.weights is not None and versions and versions[0] != call.target.weights:
+        return f"the weights of {versions[0]} generated the reply, not those of {call.target.weights}"
     if len(received.tool_calls) > call.max_tool_calls:
         return "the reply holds several tool calls and only the first was sent to the client"
     return None

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from app.inference.capture import Capture
+from app.inference.chat_format import Logprobs, Usage
 from app.inference.request import ChatCall
 from app.inference.stream import ChatStream
 
@@ -32,8 +33,8 @@ class Completion:
     """
 
     capture: Capture
-    logprobs: dict[str, Any] | None
-    usage: dict[str, int]
+    logprobs: Logprobs | None
+    usage: Usage
     matched_stop: str | int | None = None
 
 
@@ -41,7 +42,7 @@ class Completion:
 class AdapterPayload:
     """An adapter to send in a request: PEFT's configuration, and its tensors as SGLang unpickles them, in base64."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     tensors_base64: str
 
 
@@ -100,7 +101,11 @@ class EngineClient(Protocol):
     # Prompts.
 
     async def tokenize(
-        self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
+        self,
+        call: ChatCall,
+        messages: Sequence[Mapping[str, object]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Return the prompt ids of the call, or of other messages with the call's tools: those of `complete`.
 
@@ -118,7 +123,7 @@ class EngineClient(Protocol):
         """Return, for each sequence, the log-prob of every token but the first (teacher-forced, temperature 1).
 
         Exact: these are the log-probs of this version's weights, computed from the ids as given. Broken weights give
-        NaN, not an error. `extra_key`: see ChatCall.
+        NaN, not an error. `extra_key`: see `EngineTarget.prefix_key`.
 
         Raises:
             ValueError: a sequence has fewer than two tokens.

@@ -1,10 +1,15 @@
-"""ChatCall, the request for one reply. An allow-list: other fields never reach an engine."""
+"""ChatCall, the request for one reply, and EngineTarget, the version that it names.
+
+An allow-list: other fields never reach an engine.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import orjson
+from pydantic import TypeAdapter
+
+from alignment.json_values import as_object, as_objects, as_text
 
 MESSAGE_FIELDS = ("role", "name", "tool_call_id", "tool_calls")
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
@@ -26,16 +31,42 @@ class Sampling:
     presence_penalty: float = 0.0
     logit_bias: Mapping[str, float] | None = None
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """Return the request's fields. Stop texts, a seed and a bias are left out when there are none."""
         body = {**asdict(self), "stop": list(self.stop), "min_p": 0.0, "repetition_penalty": 1.0, "n": 1}
         return {name: value for name, value in body.items() if value not in (None, [], {})}
 
     @classmethod
-    def from_body(cls, body: Mapping[str, Any]) -> "Sampling":
+    def from_body(cls, body: Mapping[str, object]) -> "Sampling":
         """Return the parameters that `body` was made of."""
-        values = {field.name: body[field.name] for field in fields(cls) if field.name in body}
-        return cls(**values | {"stop": tuple(body.get("stop", ()))})
+        return SAMPLING.validate_python(body)
+
+
+SAMPLING = TypeAdapter(Sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """The version that must generate a reply, as an engine knows it. The default is the weights an engine started with.
+
+    Attributes:
+        adapter: The adapter that generates the reply; None for the engine's own weights.
+        weights: The version of full weights that must generate the reply, where the engine's weights are swapped. If
+            others did, the capture is excluded from training.
+        prefix_key: Separates the prefix caches of different base weights.
+        label: Only echoed in the reply.
+
+    Example: EngineTarget(adapter="assistant-v3", prefix_key="/models/base", label="assistant@v3")
+    """
+
+    adapter: str | None = None
+    weights: str | None = None
+    prefix_key: str | None = None
+    label: str = "attune"
+
+    def __post_init__(self) -> None:
+        if ":" in self.label:  # SGLang reads the part after a colon as an adapter's name
+            raise ValueError(f"a version's label must not contain a colon: {self.label!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +79,29 @@ class ChatCall:
 
     Attributes:
         rid: The request's id in the engine and the turn's id. All ids have the same length: SGLang aborts by prefix.
-        adapter: The adapter that generates the reply; None for the base model.
-        model: Only echoed in the reply.
+        target: The version that generates the reply.
         names_stop_text: The client's chunks keep `matched_stop`, the stop text that ended the reply, and have the usage
             so far.
-        extra_key: Separates the prefix caches of different base weights.
         prompt_ids: Sent instead of the messages when the exact tokens are known.
-        weights: The version of full weights that must generate the reply, where the engine's weights are swapped. If
-            others did, the capture is excluded from training.
         priority: Below 0: scheduled after chats, which have 0.
 
-    Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), adapter="assistant-v3")
+    Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), EngineTarget(adapter="assistant-v3"))
     """
 
     rid: str
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     sampling: Sampling
-    adapter: str | None = None
-    model: str = "attune"
-    tools: Sequence[Mapping[str, Any]] = ()
-    tool_choice: str | Mapping[str, Any] | None = None
+    target: EngineTarget = EngineTarget()
+    tools: Sequence[Mapping[str, object]] = ()
+    tool_choice: str | Mapping[str, object] | None = None
     parallel_tool_calls: bool = True
-    response_format: Mapping[str, Any] | None = None
+    response_format: Mapping[str, object] | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     include_usage: bool = False
     names_stop_text: bool = False
-    extra_key: str | None = None
     prompt_ids: Sequence[int] | None = None
-    weights: str | None = None
     priority: int | None = None
-
-    def __post_init__(self) -> None:
-        if ":" in self.model:  # SGLang reads the part after a colon as an adapter's name
-            raise ValueError(f"a model's name must not contain a colon: {self.model!r}")
 
     @property
     def max_tool_calls(self) -> int:
@@ -107,10 +127,10 @@ class ChatCall:
             self.has_response_format
             or self.requires_tool_call
             or self.forbids_tool_calls
-            or any(tool.get("function", {}).get("strict") for tool in self.tools)
+            or any(as_object(tool.get("function", {})).get("strict") for tool in self.tools)
         )
 
-    def tool_fields(self) -> dict[str, Any]:
+    def tool_fields(self) -> dict[str, object]:
         if not self.tools:
             return {}
         return {
@@ -120,28 +140,28 @@ class ChatCall:
         }
 
 
-def engine_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def engine_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     return [_engine_message(message) for message in messages]
 
 
-def _engine_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_message(message: Mapping[str, object]) -> dict[str, object]:
     engine_message = {name: message[name] for name in MESSAGE_FIELDS if message.get(name) is not None}
     if "tool_calls" in engine_message:
-        engine_message["tool_calls"] = [_engine_tool_call(call) for call in message["tool_calls"]]
+        engine_message["tool_calls"] = [_engine_tool_call(call) for call in as_objects(message["tool_calls"])]
     content = message.get("content")
     if isinstance(content, str) or content is None:
         return {**engine_message, "content": content}
     parts = []
-    for part in content:
+    for part in as_objects(content):
         if part.get("type") != "text":
             raise ValueError(f"a message's content may hold text parts only, not {part.get('type')!r}")
         parts.append({"type": "text", "text": part["text"]})
     return {**engine_message, "content": parts}
 
 
-def _engine_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": engine_arguments(function["arguments"])}}
+def _engine_tool_call(call: Mapping[str, object]) -> dict[str, object]:
+    function = as_object(call["function"])
+    return {**call, "function": {**function, "arguments": engine_arguments(as_text(function["arguments"]))}}
 
 
 def engine_arguments(arguments: str) -> str:
@@ -173,6 +193,6 @@ def _is_deeper(value: object, levels: int) -> bool:
     return any(isinstance(item, dict | list) for item in layer)
 
 
-def _engine_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {name: tool["function"][name] for name in FUNCTION_FIELDS if name in tool["function"]}
-    return {"type": "function", "function": function}
+def _engine_tool(tool: Mapping[str, object]) -> dict[str, object]:
+    function = as_object(tool["function"])
+    return {"type": "function", "function": {name: function[name] for name in FUNCTION_FIELDS if name in function}}

@@ -2,23 +2,27 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar, cast
 
 import aiohttp
 import anyio
 import orjson
 
-from app.inference.capture import Capture, build_capture, to_logprob
+from alignment.chat_messages import ToolCall
+from app.inference.capture import Capture, WeightSpan, build_capture, to_logprob
+from app.inference.chat_format import ChatChunk, ChunkChoice, ToolCallPart
 from app.inference.request import ChatCall
 from app.inference.transport import EngineRefused, EngineTransport, EngineUnavailable
 
+T = TypeVar("T")
+EngineChunk = dict[str, Any]  # a ChatChunk with what the engine adds to it
 ABORT_TIMEOUT_SECONDS = 5.0
 ABORT_INTERVAL_SECONDS = 0.5
 
 
-async def abort_until_done(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[Any]) -> None:
+async def abort_until_done(abort: Callable[[str], Awaitable[None]], rid: str, reply: asyncio.Task[T]) -> None:
     """Repeat the abort until the reply has ended. Raises what `abort` raises.
 
     An abort may arrive before the request that it belongs to, and engines ignore an abort of an unknown request.
@@ -40,18 +44,19 @@ class StreamState(ABC):
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: str | None = None
-        self.weight_versions: list[dict[str, Any]] = []  # as in Capture
+        self.weight_versions: list[WeightSpan] = []  # as in Capture
         self._text: list[str] = []
-        self._tool_calls: dict[int, dict[str, Any]] = {}
+        self._tool_calls: dict[int, ToolCall] = {}
 
     @abstractmethod
-    def take_engine_fields(self, chunk: dict[str, Any]) -> None:
+    def take_engine_fields(self, chunk: EngineChunk) -> None:
         """Record the ids of a chunk, and remove what is not OpenAI's. A choice may keep `matched_stop`, the stop text
         that ended the reply."""
 
-    def add_chunk(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+    def add_chunk(self, engine_chunk: EngineChunk) -> ChatChunk | None:
         """Return the chunk as OpenAI sends it, or None if it holds nothing for the client."""
-        self.take_engine_fields(chunk)
+        self.take_engine_fields(engine_chunk)
+        chunk = cast(ChatChunk, engine_chunk)
         if not chunk["choices"]:
             return chunk if self.call.include_usage and chunk.get("usage") else None
         choice = chunk["choices"][0]
@@ -59,7 +64,10 @@ class StreamState(ABC):
         delta = choice["delta"]
         if (tool_calls := delta.get("tool_calls")) is not None:
             allowed = [part for part in tool_calls if part["index"] < self.call.max_tool_calls]
-            delta.pop("tool_calls") if not allowed else delta.update(tool_calls=allowed)
+            if allowed:
+                delta["tool_calls"] = allowed
+            else:
+                del delta["tool_calls"]
         if not self.call.names_stop_text:
             choice.pop("matched_stop", None)
         if not self.call.logprobs:
@@ -71,21 +79,21 @@ class StreamState(ABC):
             chunk.setdefault("usage", None)
         return chunk
 
-    def _record(self, choice: dict[str, Any]) -> None:
-        if choice.get("logprobs") is not None:
-            self.logprobs += [to_logprob(token["logprob"]) for token in choice["logprobs"]["content"]]
+    def _record(self, choice: ChunkChoice) -> None:
+        if (logprobs := choice.get("logprobs")) is not None:
+            self.logprobs += [to_logprob(token["logprob"]) for token in logprobs["content"]]
         delta = choice["delta"]
-        if delta.get("content"):
-            self._text.append(delta["content"])
+        if content := delta.get("content"):
+            self._text.append(content)
         for part in delta.get("tool_calls") or ():
             self._record_tool_call(part)
         if choice["finish_reason"] is not None:
             self.finish_reason = choice["finish_reason"]
 
-    def _record_tool_call(self, part: dict[str, Any]) -> None:
+    def _record_tool_call(self, part: ToolCallPart) -> None:
         """Add a part of a tool call: its name comes first, then its arguments in several parts."""
         call = self._tool_calls.setdefault(
-            part["index"], {"id": part["id"], "type": "function", "function": {"name": "", "arguments": ""}}
+            part["index"], {"id": part["id"] or "", "type": "function", "function": {"name": "", "arguments": ""}}
         )
         function = part["function"]
         call["function"]["name"] += function.get("name") or ""
@@ -108,7 +116,7 @@ class StreamState(ABC):
 class BuildBody(Protocol):
     """Builds the body of a kind of engine's chat request."""
 
-    def __call__(self, call: ChatCall, *, stream: bool) -> dict[str, Any]: ...
+    def __call__(self, call: ChatCall, *, stream: bool) -> Mapping[str, object]: ...
 
 
 class ChatStream:
@@ -131,7 +139,7 @@ class ChatStream:
         self._state = state
         self._build_body = build_body
         self._abort = abort
-        self._chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._chunks: asyncio.Queue[ChatChunk | None] = asyncio.Queue()
         self._opened = asyncio.Event()
         self._reader: asyncio.Task[None]
         self._response_started = False
@@ -148,7 +156,7 @@ class ChatStream:
             raise
         return self
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[ChatChunk]:
         while (chunk := await self._chunks.get()) is not None:
             yield chunk
         await self._reader  # raises the error that broke off the reply

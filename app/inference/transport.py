@@ -8,7 +8,7 @@ AttuneError
 └── EngineRefused             the engine rejected the request: a retry will not help
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -76,7 +76,12 @@ class EngineTransport:
 
     @asynccontextmanager
     async def open(
-        self, path: str, body: dict[str, Any] | None = None, *, admin: bool = False, read_timeout: float | None = None
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        admin: bool = False,
+        read_timeout: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a POST, or without a body a GET, and yield the response. `admin`: with the admin key.
 
@@ -107,10 +112,17 @@ class EngineTransport:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailable(f"The engine at {self.url} closed the connection.") from error
 
-    async def request(self, path: str, body: dict[str, Any] | None = None, **options: Any) -> Any:
+    async def request(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        admin: bool = False,
+        read_timeout: float | None = None,
+    ) -> Any:
         """Send a request and return the parsed JSON, or None for an answer without. Options and errors are those of
         `open`."""
-        async with self.open(path, body, **options) as response:
+        async with self.open(path, body, admin=admin, read_timeout=read_timeout) as response:
             content = await response.read()
             is_json = response.content_type == "application/json"
         return orjson.loads(content) if content and is_json else None

@@ -78,7 +78,7 @@ class ScoreEvent(BaseModel):
     id: ScoreId
     type: Literal["score-create"]
     timestamp: datetime | None = None
-    body: dict[str, Any]
+    body: dict[str, object]
 
     def to_score(self) -> Score:
         """Return the score, with the event's id and time where it has none. Raises BadRequest."""

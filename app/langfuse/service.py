@@ -3,14 +3,15 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from alignment.json_values import as_object
 from app.core.database import Database
 from app.core.errors import AttuneError, Conflict
 from app.core.http import Services
 from app.core.settings import Settings
 from app.core.telemetry import Telemetry
 from app.feedback import service as feedback
+from app.feedback.feedback_rows import BatchResultBody
 from app.feedback.feedback_writer import FeedbackWriter
 from app.feedback.unmatched import Reason, count_unmatched
 from app.langfuse.schemas import Score
@@ -55,7 +56,7 @@ async def take_scores(services: Services, caller: Caller, scores: Sequence[Score
     """
     db, settings = services.get(Database), services.get(Settings).langfuse
     outcomes: dict[int, Outcome] = {}
-    bodies: dict[int, dict[str, Any]] = {}
+    bodies: dict[int, dict[str, object]] = {}
     read: list[Score] = []
     ids: dict[int, str] = {}
     for index, score in enumerate(scores):
@@ -82,7 +83,7 @@ async def take_scores(services: Services, caller: Caller, scores: Sequence[Score
         for (index, body), result in zip(bodies.items(), results, strict=True):
             outcome = _to_outcome(result, ids[index])
             if outcome is None:  # its target does not exist, or no longer
-                is_session = "conversation_id" in body["target"]
+                is_session = "conversation_id" in as_object(body["target"])
                 unmatched.append(Reason.UNKNOWN_CONVERSATION if is_session else Reason.UNKNOWN_REPLY)
                 outcome = Taken(ids[index])
             outcomes[index] = outcome
@@ -94,13 +95,13 @@ async def take_scores(services: Services, caller: Caller, scores: Sequence[Score
     return [outcomes[index] for index in range(len(scores))]
 
 
-def _to_outcome(result: dict[str, Any], score_id: str) -> Outcome | None:
+def _to_outcome(result: BatchResultBody, score_id: str) -> Outcome | None:
     """Return the outcome of a submission; None if its target was not found."""
     if result["status"] == 404:
         return None
-    if result["status"] < 300 or result["error"]["code"] == "superseded":
+    error = result.get("error")
+    if error is None or error["code"] == "superseded":
         return Taken(score_id)
-    error = result["error"]
     return Problem(result["status"], error["code"] or error["type"], error["message"])
 
 

@@ -1,7 +1,6 @@
 """What a score of Langfuse says as feedback: its kind, its value and its source. `targets` finds what it is about."""
 
 import re
-from typing import Any
 
 from app.core.errors import BadRequest
 from app.core.settings.service import LangfuseSettings
@@ -21,15 +20,15 @@ def to_key(score_id: str) -> str:
     return PREFIX + score_id
 
 
-def to_feedback(score: Score, score_id: str, settings: LangfuseSettings) -> dict[str, Any]:
+def to_feedback(score: Score, score_id: str, settings: LangfuseSettings) -> dict[str, object]:
     """Return the body of the feedback, without its target. Raises BadRequest for a value of another type."""
     kind, value = _value_of(score, settings)
     is_person = score.name in settings.people
     user = score.find_metadata(*USER_KEYS) if is_person else score.name
-    source: dict[str, Any] = {"kind": SourceKind.HUMAN if is_person else SourceKind.CODE}
+    source: dict[str, object] = {"kind": SourceKind.HUMAN if is_person else SourceKind.CODE}
     if user is not None:
         source["id"] = f"{PREFIX}{user}"[:MAX_SOURCE_ID]
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "kind": kind,
         "value": value,
         "key": to_key(score_id),

@@ -9,8 +9,10 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from app.chat import prompts, service
+from app.chat import prompts
+from app.chat.request_origin import RequestOrigin, disconnect_of
 from app.chat.schemas import ChatRequest, parse_chat_request
+from app.chat.service import ChatService
 from app.chat.typed_events import typed_event_stream
 from app.chat.wire_details import WireDetails
 from app.core.errors import AttuneError, Unavailable
@@ -59,7 +61,9 @@ async def create_message(
     body: Annotated[MessagesRequest, json_body(MessagesRequest, parse=parse_messages_request)],
 ) -> Response:
     """Answer a request of Anthropic's Messages API. Its reply is a recorded chat and can be given feedback."""
-    id = request.state.request_id
+    chats = services_of(request).get(ChatService)
+    origin, disconnected = RequestOrigin.of(request), disconnect_of(request)
+    id = origin.request_id
     details = WireDetails(
         conversation_id=request.headers.get(SESSION_HEADER) or None,
         top_k=body.top_k,
@@ -69,7 +73,7 @@ async def create_message(
     with rename_parameters():
         chat_request = await to_chat_request(request, caller, body)
         if not body.stream:
-            completed = await service.complete(request, caller, chat_request, details)
+            completed = await chats.complete(caller, chat_request, origin, disconnected, details)
             try:
                 message = render_message(completed.content, body.stop_sequences)
             except Unavailable as error:
@@ -77,7 +81,7 @@ async def create_message(
                     raise ClientDisconnect from error
                 raise
             return json_response(message, headers={**completed.headers, "request-id": id})
-        reply = await service.stream(request, caller, chat_request, details)
+        reply = await chats.stream(caller, chat_request, origin, disconnected, details)
     events = MessageEvents(reply.headers["x-completion-id"], reply.headers["x-policy-version"], body.stop_sequences, id)
     return await typed_event_stream(reply, events, {**reply.headers, "request-id": id})
 

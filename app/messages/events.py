@@ -1,16 +1,18 @@
 """Translate a chat completion into a message of Anthropic's API, and its chunks into the events of a streamed one."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Required, TypedDict, cast
 
 import orjson
 from pydantic_core import from_json
 
+from alignment.json_values import JsonObject
 from app.chat.typed_events import Event
 from app.core.errors import AttuneError, Unavailable
+from app.inference.chat_format import ChatChunk, ChatCompletion, ChunkChoice, ToolCallPart, Usage, to_chunk
 from app.messages.errors import error_body
-from app.messages.thinking import ThinkingSplitter
+from app.messages.thinking import Kind, ThinkingSplitter
 
 PREFIX = "msg_"
 # "stop" is "stop_sequence" if a stop text of the request ended the reply, and "tool_use" if the reply holds calls.
@@ -24,17 +26,44 @@ PING_SECONDS = 5.0
 INCOMPLETE = "The reply ended before it was complete."
 
 
-def render_message(completion: dict[str, Any], stop_sequences: Sequence[str] | None) -> dict[str, Any]:
+class Block(TypedDict, total=False):
+    """A part of a message's content: of the type "text", "thinking" or "tool_use", each with fields of its own."""
+
+    type: Required[Literal["text", "thinking", "tool_use"]]
+    text: str
+    thinking: str
+    signature: str
+    id: str
+    name: str
+    input: JsonObject
+
+
+class MessageUsage(TypedDict):
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+
+
+class MessageBody(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Block]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+def render_message(completion: Mapping[str, object], stop_sequences: Sequence[str] | None) -> MessageBody:
     """Return a whole chat completion as a message: the one that the stream of the same reply adds up to.
 
     Raises Unavailable if the engine ended the reply before it was complete.
     """
-    [choice] = completion["choices"]
-    message = choice["message"]
-    calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls") or ())]
-    events = MessageEvents(completion["id"], completion["model"], stop_sequences)
-    delta = message | {"tool_calls": calls}
-    events.add_chunk({"choices": [choice | {"delta": delta}], "usage": completion["usage"]})
+    chat = cast(ChatCompletion, completion)
+    events = MessageEvents(chat["id"], chat["model"], stop_sequences)
+    events.add_chunk(to_chunk(chat))
     if events.finish()[-1]["type"] == "error":
         raise Unavailable(INCOMPLETE)
     return events.message
@@ -55,7 +84,7 @@ class MessageEvents:
         request_id: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.message: dict[str, Any] = {
+        self.message: MessageBody = {
             "id": PREFIX + completion_id.partition("-")[2],  # feedback accepts both ids
             "type": "message",
             "role": "assistant",
@@ -79,7 +108,7 @@ class MessageEvents:
         """Return nothing: the first event says how many tokens the prompt has, which a chunk with usage tells."""
         return []
 
-    def add_chunk(self, chunk: dict[str, Any]) -> list[Event]:
+    def add_chunk(self, chunk: ChatChunk) -> list[Event]:
         if usage := chunk.get("usage"):
             self.message["usage"] = message_usage(usage)
         elif not self._is_started and not any(map(_has_output, chunk["choices"])):
@@ -91,8 +120,8 @@ class MessageEvents:
                 events += self._add_text(kind, text)
             for piece in delta.get("tool_calls") or ():
                 events += self._add_tool_call(piece)
-            if choice.get("finish_reason"):
-                self._finish_reason, self._matched_stop = choice["finish_reason"], choice.get("matched_stop")
+            if finish_reason := choice.get("finish_reason"):
+                self._finish_reason, self._matched_stop = finish_reason, choice.get("matched_stop")
         return self._ping_or(events)
 
     def finish(self) -> list[Event]:
@@ -104,7 +133,8 @@ class MessageEvents:
             events += self._open_block({"type": "text", "text": ""})
         events += self._close_block()
         reason, sequence = self._stop_reason()
-        self.message |= {"stop_reason": reason, "stop_sequence": sequence}
+        self.message["stop_reason"] = reason
+        self.message["stop_sequence"] = sequence
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return [
             *events,
@@ -117,7 +147,7 @@ class MessageEvents:
 
     def _start(self) -> list[Event]:
         self._is_started = True
-        snapshot = self.message | {"content": [], "usage": dict(self.message["usage"])}
+        snapshot = {**self.message, "content": [], "usage": dict(self.message["usage"])}
         return [{"type": "message_start", "message": snapshot}, {"type": "ping"}]
 
     def _ping_or(self, events: list[Event]) -> list[Event]:
@@ -137,11 +167,12 @@ class MessageEvents:
                 return "tool_use", None
         return STOP_REASONS[self._finish_reason], None
 
-    def _add_text(self, kind: str, text: str) -> list[Event]:
-        events = []
+    def _add_text(self, kind: Kind, text: str) -> list[Event]:
+        events: list[Event] = []
         if not (self._is_open and self.message["content"][-1]["type"] == kind):
             # Only what Anthropic signed has a signature; Claude Code drops a block whose signature it cannot check.
-            block: dict[str, Any] = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            thinking: Block = {"type": "thinking", "thinking": "", "signature": ""}
+            block: Block = thinking if kind == "thinking" else {"type": "text", "text": ""}
             events = [*self._close_block(), *self._open_block(block)]
         if not text:
             return events
@@ -151,8 +182,9 @@ class MessageEvents:
     def _flush_text(self) -> list[Event]:
         return [event for kind, text in self._splitter.finish() for event in self._add_text(kind, text)]
 
-    def _add_tool_call(self, piece: dict[str, Any]) -> list[Event]:
-        function, events = piece.get("function") or {}, []
+    def _add_tool_call(self, piece: ToolCallPart) -> list[Event]:
+        function = piece.get("function") or {}
+        events: list[Event] = []
         if self._call_index != piece["index"]:
             events = [*self._flush_text(), *self._close_block()]
             name = function.get("name") or ""
@@ -161,7 +193,7 @@ class MessageEvents:
         self._arguments += function.get("arguments") or ""
         return events
 
-    def _open_block(self, block: dict[str, Any]) -> list[Event]:
+    def _open_block(self, block: Block) -> list[Event]:
         self.message["content"].append(block)
         self._is_open = True
         return [{"type": "content_block_start", "index": self._index, "content_block": dict(block)}]
@@ -169,7 +201,8 @@ class MessageEvents:
     def _close_block(self) -> list[Event]:
         if not self._is_open:
             return []
-        block, events = self.message["content"][-1], []
+        block = self.message["content"][-1]
+        events: list[Event] = []
         if block["type"] == "tool_use":
             block["input"], sent = read_input(self._arguments)
             if sent:
@@ -177,7 +210,7 @@ class MessageEvents:
         self._is_open, self._call_index, self._arguments = False, None, ""
         return [*events, {"type": "content_block_stop", "index": self._index}]
 
-    def _delta(self, delta: dict[str, Any]) -> Event:
+    def _delta(self, delta: dict[str, object]) -> Event:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     @property
@@ -185,12 +218,12 @@ class MessageEvents:
         return len(self.message["content"]) - 1
 
 
-def _has_output(choice: dict[str, Any]) -> bool:
+def _has_output(choice: ChunkChoice) -> bool:
     delta = choice["delta"]
     return bool(delta.get("content") or delta.get("tool_calls") or choice.get("finish_reason"))
 
 
-def read_input(arguments: str) -> tuple[dict[str, Any], str]:
+def read_input(arguments: str) -> tuple[JsonObject, str]:
     """Return a call's input, and the JSON that a stream sends for it; "" for none.
 
     The arguments of a call that was cut are read as far as they came. What is no JSON object is the empty input, and
@@ -208,19 +241,18 @@ def read_input(arguments: str) -> tuple[dict[str, Any], str]:
         return {}, ""
 
 
-def _read_beginning(arguments: str) -> Any:
+def _read_beginning(arguments: str) -> object:
     try:
         return from_json(arguments, allow_partial=True, allow_inf_nan=False)
     except ValueError:
         return None
 
 
-def message_usage(usage: dict[str, Any] | None) -> dict[str, int]:
+def message_usage(usage: Usage | None) -> MessageUsage:
     """Return a chat's usage as Anthropic's. Tokens that the engine's prefix cache held count as input."""
-    usage = usage or {}
     return {
-        "input_tokens": usage.get("prompt_tokens", 0),
-        "output_tokens": usage.get("completion_tokens", 0),
+        "input_tokens": usage["prompt_tokens"] if usage else 0,
+        "output_tokens": usage["completion_tokens"] if usage else 0,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }

@@ -65,7 +65,7 @@ class ToolUseBlock(BaseModel):
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=255)
     name: str = Field(min_length=1, max_length=64)
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: dict[str, object] = Field(default_factory=dict)
 
 
 def to_blocks(value: object) -> object:
@@ -186,7 +186,7 @@ class CountRequest(HintedModel):
     container: None = None
     mcp_servers: Annotated[list[object], Field(max_length=0)] | None = None
     # Accepted and ignored.
-    thinking: dict[str, Any] | None = None
+    thinking: dict[str, object] | None = None
     context_management: dict[str, object] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None

@@ -6,9 +6,11 @@ beginning of the text: clients drop texts of white space.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 OPENING, CLOSING, GAP = "<think>", "</think>", "\n\n"
-Piece = tuple[str, str]  # "thinking" or "text", and a part of it
+Kind = Literal["thinking", "text"]
+Piece = tuple[Kind, str]  # a part of a reply
 
 
 def to_reply_text(thinking: str) -> str:
@@ -43,13 +45,16 @@ class ThinkingSplitter:
             if (piece := self._step(True)) is not None:
                 yield piece
 
-    def _take(self, kind: str, num_chars: int) -> Piece:
+    def _take(self, kind: Kind, num_chars: int) -> Piece:
         taken, self._held = self._held[:num_chars], self._held[num_chars:]
         return kind, taken
 
+    def _drop(self, num_chars: int) -> None:
+        self._held = self._held[num_chars:]
+
     def _open(self, is_end: bool) -> Piece | None:
         if self._held.startswith(OPENING):
-            self._take("", len(OPENING))
+            self._drop(len(OPENING))
             self._step = self._think
             return "thinking", ""  # the block exists even if nothing is in it
         if is_end or not OPENING.startswith(self._held):
@@ -59,7 +64,7 @@ class ThinkingSplitter:
     def _think(self, is_end: bool) -> Piece | None:
         if (end := self._held.find(CLOSING)) >= 0:
             piece = self._take("thinking", end)
-            self._take("", len(CLOSING))
+            self._drop(len(CLOSING))
             self._step = self._close
             return piece
         return self._take("thinking", len(self._held) if is_end else len(self._held) - _overlap(self._held, CLOSING))

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import orjson
 
@@ -31,7 +30,7 @@ BILLING_HEADER = "x-anthropic-billing-header"
 MAX_END_USER_CHARS = 64
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 SCHEMA_NAME = "output"
-ChatMessage = dict[str, Any]
+ChatMessage = dict[str, object]
 
 
 def to_chat_body(request: CountRequest, *, takes_late_system: bool = True) -> dict[str, object]:
@@ -41,7 +40,7 @@ def to_chat_body(request: CountRequest, *, takes_late_system: bool = True) -> di
     UnsupportedParameter if a server tool is forced.
     """
     tools = [tool for tool in request.tools or () if isinstance(tool, Tool)]
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "model": request.model,
         "messages": to_chat_messages(request.system, request.messages, takes_late_system=takes_late_system),
         "tools": [_to_chat_tool(tool) for tool in tools] or None,
@@ -60,7 +59,7 @@ def to_chat_body(request: CountRequest, *, takes_late_system: bool = True) -> di
 def _to_chat_params(request: MessagesRequest) -> dict[str, object]:
     """Return the parameters that change the reply and not its prompt."""
     metadata = {name: value for name, value in (request.metadata or {}).items() if value is not None}
-    params: dict[str, Any] = {
+    params: dict[str, object] = {
         "max_completion_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -79,7 +78,7 @@ def to_end_user(user_id: str | None) -> str | None:
 
 
 def _to_chat_tool(tool: Tool) -> dict[str, object]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    function: dict[str, object] = {"name": tool.name, "parameters": tool.input_schema}
     optional = {"description": tool.description, "strict": tool.strict}
     function |= {name: value for name, value in optional.items() if value is not None}
     return {"type": "function", "function": function}
@@ -144,7 +143,7 @@ def _user_messages(blocks: Sequence[TextBlock | ToolResultBlock]) -> list[ChatMe
             content = ERROR_PREFIX + text if block.is_error else text
             chat.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         elif chat and chat[-1]["role"] == "user":
-            chat[-1]["content"] += PARAGRAPH + block.text
+            chat[-1]["content"] = f"{chat[-1]['content']}{PARAGRAPH}{block.text}"
         else:
             chat.append({"role": "user", "content": block.text})
     return chat

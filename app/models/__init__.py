@@ -16,6 +16,8 @@ from app.models.batch import (
 )
 from app.models.completion_ids import to_completion_id
 from app.models.console import ConsoleLink, ConsoleSession
+from app.models.deployment import Deployment
+from app.models.engine import Engine, EngineState
 from app.models.episode import (
     LIMIT_REASONS,
     LOST_REASONS,
@@ -37,23 +39,8 @@ from app.models.feedback import (
     SourceKind,
 )
 from app.models.line_move import LineMove
-from app.models.policy import (
-    ANSWERING,
-    ONCE_LIVE,
-    PENDING_RELEASE,
-    SERVED_TRAFFIC,
-    ConversationRouting,
-    Deployment,
-    Engine,
-    EngineState,
-    LearningMode,
-    Pin,
-    PinKind,
-    Policy,
-    PolicyState,
-    Version,
-    VersionState,
-)
+from app.models.pin import Pin, PinKind
+from app.models.policy import ANSWERING, ConversationRouting, LearningMode, Policy, PolicyState
 from app.models.project import ApiKey, IdempotentRequest, Project, ProjectUsage
 from app.models.reward import Judgement, JudgementState, Reward, RewardModel, RewardModelState, RewardModelTurn
 from app.models.rollout import Dataset, DatasetKind, DatasetRow, PlanState, Rollout, RolloutPlan, RolloutState
@@ -70,4 +57,5 @@ from app.models.turn import (
     TurnState,
     lock_turns,
 )
+from app.models.version import ONCE_LIVE, PENDING_RELEASE, SERVED_TRAFFIC, Version, VersionState
 from app.models.webhook import WebhookDelivery, WebhookDeliveryState, WebhookEndpoint

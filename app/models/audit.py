@@ -3,7 +3,6 @@
 import hashlib
 import json
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import Index, String
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -115,7 +114,7 @@ class Audit(Created, Base):
     action: Mapped[str] = mapped_column(String(64), doc="an AuditAction")
     subject: Mapped[str] = mapped_column(String(128), doc="the id or the name of what was changed")
     reason: Mapped[str | None]
-    details: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    details: Mapped[dict[str, object]] = mapped_column(default=dict)
     chain_number: Mapped[int | None] = mapped_column(
         BigInt, doc="place in the project's chain from 1; null until sealed"
     )

@@ -33,7 +33,15 @@ class Base(DeclarativeBase):
         float: Float,
         str: Text,
         **dict.fromkeys(
-            (list[str], list[dict[str, Any]], dict[str, Any], dict[str, object], dict[str, str], dict[str, float]), Json
+            (
+                list[str],
+                list[dict[str, object]],
+                dict[str, object],
+                dict[str, object],
+                dict[str, str],
+                dict[str, float],
+            ),
+            Json,
         ),
     }
 

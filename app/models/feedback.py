@@ -1,7 +1,6 @@
 """Feedback and its raters. Feedback is append-only: the latest per target, name and source is the effective one."""
 
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -40,7 +39,7 @@ class Feedback(Created, Base):
     kind: Mapped[str] = mapped_column(String(16))
     name: Mapped[str] = mapped_column(String(63))
     value: Mapped[float | None] = mapped_column(doc="binary: 1 or -1; score and rating: in [-1, 1]")
-    raw_value: Mapped[Any | None] = mapped_column(Json, doc="the value as it was sent; null for a withdrawal")
+    raw_value: Mapped[object | None] = mapped_column(Json, doc="the value as it was sent; null for a withdrawal")
     comment: Mapped[str | None]
     source_kind: Mapped[str] = mapped_column(String(16))
     source_id: Mapped[str | None] = mapped_column(String(255))

@@ -1,7 +1,5 @@
 """Project, ApiKey and ProjectUsage: a tenant, its credentials and what it has used."""
 
-from typing import Any
-
 from sqlalchemy import BigInteger, ForeignKey, Index, String, true
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -13,13 +11,13 @@ class Project(Entity, Base):
 
     name: Mapped[str] = mapped_column(String(63), unique=True)
     train: Mapped[bool] = mapped_column(default=True, server_default=true(), doc="consent to train on its turns")
-    retention: Mapped[dict[str, Any] | None] = mapped_column(
+    retention: Mapped[dict[str, object] | None] = mapped_column(
         doc="its own RetentionConfig fields; the deployment's where a field is missing"
     )
     token_secret: Mapped[str | None] = mapped_column(String(64), doc="signs the feedback tokens of its web pages")
     previous_token_secret: Mapped[str | None] = mapped_column(String(64), doc="verifies tokens, and signs none")
     previous_token_secret_until: Mapped[float | None]
-    limits: Mapped[dict[str, Any] | None] = mapped_column(
+    limits: Mapped[dict[str, object] | None] = mapped_column(
         doc="its own ProjectLimits fields; the deployment's where a field is missing"
     )
 

@@ -1,13 +1,13 @@
 """Rewards and the sources that give them off the hot path: judgements, and reward models fitted on feedback."""
 
 from enum import StrEnum
-from typing import Any
+from typing import TypedDict
 
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, BigInt, Entity, partial_index
+from app.models.base import Base, BigInt, Entity, Json, partial_index
 
 
 class Reward(Entity, Base):
@@ -42,6 +42,18 @@ class JudgementState(StrEnum):
     FAILED = "failed"  # every attempt failed
 
 
+class JudgementDetails(TypedDict, total=False):
+    """What a judgement took: requests of all attempts, and tokens and seconds of the last one."""
+
+    requests: int
+    tokens: int
+    seconds: float
+    explanation: str  # of the source
+    reward_model: str  # the id of the one that gave it
+    number: int  # of that model
+    weight: float  # that the model's rewards have
+
+
 class Judgement(Entity, LeaseMixin, Base):
     """A request to one reward source for its judgement of a turn, sent off the hot path. Its value becomes a reward."""
 
@@ -53,7 +65,9 @@ class Judgement(Entity, LeaseMixin, Base):
     state: Mapped[str] = mapped_column(String(16), default=JudgementState.OPEN)
     due_at: Mapped[float] = mapped_column(doc="the request is not sent before")
     value: Mapped[float | None] = mapped_column(doc="in [-1, 1]")
-    details: Mapped[dict[str, Any]] = mapped_column(default=dict, doc="usage, the source's reason, the reward model")
+    details: Mapped[JudgementDetails] = mapped_column(
+        Json, default=dict, doc="usage, the source's reason, the reward model"
+    )
     reason: Mapped[str | None] = mapped_column(doc="why it was skipped or failed")
     settled_at: Mapped[float | None]
 

@@ -1,13 +1,13 @@
 """Rollouts: replies sampled for training, which no user sees. Datasets hold the prompts, plans pass over them."""
 
 from enum import StrEnum
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from sqlalchemy import BigInteger, ForeignKey, Index, String, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.core.leases import LeaseMixin
-from app.models.base import Base, Created, Entity, partial_index
+from app.models.base import Base, Created, Entity, Json, partial_index
 
 
 class DatasetKind(StrEnum):
@@ -35,15 +35,24 @@ class Dataset(Entity, Base):
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
 
+class DatasetContent(TypedDict):
+    """A row's prompt, and what it has beside it: `details` are a prompt's other columns."""
+
+    messages: list[dict[str, object]]
+    reference: NotRequired[str]
+    details: NotRequired[dict[str, object]]
+    chosen: NotRequired[list[dict[str, object]]]
+    rejected: NotRequired[list[dict[str, object]]]
+
+
 class DatasetRow(Base):
-    """One row. `content` holds `messages` and perhaps `reference` (prompts), or `messages`, `chosen` and `rejected`
-    (preferences)."""
+    """One row of prompts or of preferences."""
 
     __tablename__ = "dataset_rows"
 
     dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True)
     row_number: Mapped[int] = mapped_column(primary_key=True)
-    content: Mapped[dict[str, Any]]
+    content: Mapped[DatasetContent] = mapped_column(Json)
 
 
 class RolloutState(StrEnum):
@@ -116,7 +125,7 @@ class RolloutPlan(Entity, Base):
     reason: Mapped[str | None] = mapped_column(doc="why it failed, was paused or cancelled")
     n: Mapped[int] = mapped_column(doc="replies to each prompt")
     passes: Mapped[int]
-    verifier: Mapped[dict[str, Any]] = mapped_column(doc="an alignment.signals.verifiers.VerifierConfig")
+    verifier: Mapped[dict[str, object]] = mapped_column(doc="an alignment.signals.verifiers.VerifierConfig")
     temperature: Mapped[float]
     max_tokens: Mapped[int]
     prompts_per_version: Mapped[int | None] = mapped_column(doc="null: as many as a batch needs")

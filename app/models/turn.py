@@ -2,14 +2,15 @@
 
 from collections.abc import Collection
 from enum import StrEnum
-from typing import Any
+from typing import TypedDict
 
 from sqlalchemy import JSON, ForeignKey, Index, String, false, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
 
-from app.models.base import Base, Entity, Logprobs, TokenIds, partial_index
+from alignment.chat_messages import AssistantMessage
+from app.models.base import Base, Entity, Json, Logprobs, TokenIds, partial_index
 
 LOST_REASON = "the server died mid-reply"
 ENGINE_REFUSED = "the engine refused the request"  # how an exclusion reason begins
@@ -45,6 +46,28 @@ class RouteReason(StrEnum):
     PINNED = "pinned"
     STICKY = "sticky"  # its conversation began on it, or the other attempts of its episode's group did
     REQUESTED = "requested"  # the request named it: policy@v12, policy@previous, …
+
+
+class ResponseParams(TypedDict, total=False):
+    """What a request of the Responses API has beside the equivalent chat request."""
+
+    has_instructions: bool
+    previous_response_id: str
+
+
+class RequestParams(TypedDict, total=False):
+    """Parameters of a reply beside its messages and its sampling; what is not given is left out."""
+
+    tools: list[dict[str, object]]
+    tool_choice: str | dict[str, object]
+    parallel_tool_calls: bool
+    response_format: dict[str, object]
+    logprobs: bool
+    top_logprobs: int
+    n: int
+    task: str  # of a front end's background task: which
+    overridden_sampling: dict[str, object]  # the values that the request asked for
+    response: ResponseParams
 
 
 class Turn(Entity, Base):
@@ -96,11 +119,12 @@ class Turn(Entity, Base):
     num_history_tokens: Mapped[int] = mapped_column(
         default=0, server_default=text("0"), doc="how many tokens of the prompt are stored with `history_id`"
     )
-    own_messages: Mapped[list[dict[str, Any]]] = mapped_column(
+    own_messages: Mapped[list[dict[str, object]]] = mapped_column(
         "messages", key="own_messages", doc="those after the history's"
     )
-    sampling: Mapped[dict[str, Any]]
-    request_params: Mapped[dict[str, Any]] = mapped_column(
+    sampling: Mapped[dict[str, object]]
+    request_params: Mapped[RequestParams] = mapped_column(
+        Json,
         default=dict,
         server_default=text("'{}'"),
         doc="other parameters of the reply: tools, tool_choice, response_format, …",
@@ -110,14 +134,14 @@ class Turn(Entity, Base):
     )
     output_ids: Mapped[list[int] | None] = mapped_column(TokenIds)
     logprobs: Mapped[list[float] | None] = mapped_column(Logprobs, doc="one per output token")
-    reply: Mapped[dict[str, Any] | None] = mapped_column(doc="the assistant's message as sent")
+    reply: Mapped[AssistantMessage | None] = mapped_column(Json, doc="the assistant's message as sent")
     finish_reason: Mapped[str | None] = mapped_column(String(32))
     num_prompt_tokens: Mapped[int | None]
     num_output_tokens: Mapped[int | None]
     length_penalty: Mapped[float | None] = mapped_column(
         doc="below 0 when the length is out of range; null when no range is set or the reply was not finished"
     )
-    weight_versions: Mapped[list[dict[str, Any]] | None] = mapped_column(
+    weight_versions: Mapped[list[dict[str, object]] | None] = mapped_column(
         JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql"),
         doc="with full weights, if the engine reports them: spans of output tokens, {version, start, end}",
     )

@@ -34,7 +34,7 @@ async def get_file(
         raise Unauthorized("Send the engines' admin key as 'Authorization: Bearer …'.")
     async with db.read() as session:
         folder = await session.scalar(
-            select(Version.adapter_path).where(Version.adapter_name == name, ~Version.full_weights)
+            select(Version.adapter_path).where(Version.adapter_name == name, Version.adapter.is_not(None))
         )
     path = Path(folder) / file if folder is not None and file in FILES else None
     if path is None or not await anyio.Path(path).is_file():  # in a thread: the storage may hang

@@ -1,11 +1,12 @@
 """/v1/audit: the audit log of a project, the newest entries first, and the verification of its hash chain."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from sqlalchemy import select
 
+from alignment.json_values import JsonObject
 from app.core.errors import ERROR_RESPONSES
 from app.core.http import RowView
 from app.core.pagination import apply_keyset
@@ -27,7 +28,7 @@ class AuditView(RowView):
     action: str
     subject: str
     reason: str | None
-    details: dict[str, Any]
+    details: JsonObject
 
 
 class AuditPage(BaseModel):

@@ -147,7 +147,7 @@ async def read_events(session: AsyncSession, project_id: str, position: Position
     """Return the next events, written, and the position after them."""
     events: list[bytes] = []
 
-    def add(kind: str, data: dict[str, Any], after: Position) -> Position:
+    def add(kind: str, data: dict[str, object], after: Position) -> Position:
         events.append(f"id: {after}\nevent: {kind}\ndata: ".encode() + orjson.dumps(data) + b"\n\n")
         return after
 

@@ -24,7 +24,7 @@ from app.projects.scopes import checks_scope
 from app.training.rollouts import count_by_state
 
 router = APIRouter(tags=["metrics"], responses=ERROR_RESPONSES)
-METRICS_RESPONSES: dict[int | str, dict[str, Any]] = {
+METRICS_RESPONSES: dict[int | str, dict[str, object]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format"}
 }
 Labels = tuple[str, ...]
@@ -42,7 +42,7 @@ class PolicyMetrics(NamedTuple):
     project: str
     serving: int
     trained: int | None
-    metrics: dict[str, Any] | None
+    metrics: dict[str, float] | None
 
     @property
     def labels(self) -> tuple[str, str]:

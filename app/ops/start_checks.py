@@ -19,7 +19,7 @@ from alignment.release.gates import FunctionGate
 from alignment.signals.rules import RULES
 from app.core.processes import port_error
 from app.core.settings import Settings
-from app.core.settings.derived import trainer_config
+from app.core.settings.derived import lora_config, trainer_config
 from app.inference.model_support import require_supported
 from app.ops.diagnostics import Check, Finding, Level, check_engine_environment, check_model
 from app.ops.experiment_log import require_trackers
@@ -83,9 +83,8 @@ def _named_extensions(settings: Settings) -> dict[str, object] | None:
 
 def check_target_modules(settings: Settings) -> Iterator[Finding]:
     """Check that the base model has the layers of `trainer.lora.target_modules`, if any are named."""
-    folder, lora = Path(settings.model), settings.trainer.lora
-    named = settings.trainer.adaptation == "lora" and lora.target_modules is not None
-    if not named or not (folder / "config.json").exists():
+    folder, lora = Path(settings.model), lora_config(settings)
+    if lora is None or lora.target_modules is None or not (folder / "config.json").exists():
         return
     try:
         AdapterSpec.from_model(describe_by_program(folder), lora)

@@ -1,22 +1,17 @@
-"""/v1/status: a project's policies, engines, queues and last events; /livez and /readyz.
-
-/livez checks nothing; /readyz checks the database and that an engine has loaded each serving version, apart from
-those that no engine can load.
-"""
+"""The status of a project: its policies, engines, queues and last events; and whether the deployment is ready."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request
 from sqlalchemy import ColumnElement, bindparam, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from app.core.database import database_time
-from app.core.draining_server import is_draining
-from app.core.errors import ERROR_RESPONSES, Unavailable
-from app.core.http import settings_of
+from app.core.errors import Unavailable
+from app.core.settings import Settings
+from app.engines import fleet, load_errors
+from app.engines.adaptation import adaptation_of
 from app.feedback.unmatched import list_unmatched
 from app.models import (
     ANSWERING,
@@ -33,50 +28,47 @@ from app.models import (
     Version,
 )
 from app.models.audit import IS_EVENT
-from app.policies import endpoints as policies
-from app.policies import load_errors, repository, service
-from app.projects.auth import DatabaseDep, ViewingCaller
+from app.policies import repository
+from app.policies.views import view_policy
 from app.training.reward_models import summarize
 from app.training.sample_totals import WAITING_STATES, count_waiting
 
-router = APIRouter(responses=ERROR_RESPONSES)
 MAX_EVENTS = 10
 MAX_ROWS = 10_000  # the newest ones, which are counted: this bounds the duration, however many there are
 
 
-@router.get("/v1/status", tags=["status"])
-async def status(caller: ViewingCaller, db: DatabaseDep) -> dict[str, Any]:
+async def read_status(session: AsyncSession, project_id: str) -> dict[str, Any]:
+    """Return a project's policies, engines, queues and last events."""
     event = select(Audit.created_at, Audit.actor, Audit.action, Audit.subject, Audit.reason)
-    is_event = (Audit.project_id == caller.project_id, text(IS_EVENT))
+    is_event = (Audit.project_id == project_id, text(IS_EVENT))
     newest = event.where(*is_event).order_by(Audit.seq.desc()).limit(MAX_EVENTS)
-    async with db.read() as session:
-        rows = await repository.list_policies(session, caller.project_id)
-        policy_ids = [policy.id for policy in rows]
-        is_chat = Turn.origin == bindparam(None, Origin.CHAT.value, literal_execute=True)  # for the partial index
-        return {
-            "object": "status",
-            "policies": [await policies.view_policy(session, policy) for policy in rows],
-            "engines": await _engines(session, policy_ids),
-            "counted": MAX_ROWS,
-            "turns": await _count_by_policy(session, policy_ids, Turn, Turn.state, is_chat),
-            "rollouts": await _count_by_policy(session, policy_ids, Rollout, Rollout.state),
-            "feedback": await _count(
-                session,
-                Feedback.kind,
-                Feedback.created_at,
-                Feedback.project_id == caller.project_id,
-                Feedback.emptied_at.is_(None),
-            ),
-            "unmatched_votes": [
-                {name: getattr(row, name) for name in ("connector", "reason", "num_votes", "last_at")}
-                for row in await list_unmatched(session, caller.project_id)
-            ],
-            "samples": await _count_samples(session, policy_ids),
-            "batches": await _count_by_policy(session, policy_ids, Batch, Batch.state),
-            "reward_models": await summarize(session, rows),
-            "not_learned_from": await _count_by_policy(session, policy_ids, Sample, Sample.reason),
-            "events": [dict(row) for row in (await session.execute(newest)).mappings()],
-        }
+    rows = await repository.list_policies(session, project_id)
+    policy_ids = [policy.id for policy in rows]
+    is_chat = Turn.origin == bindparam(None, Origin.CHAT.value, literal_execute=True)  # for the partial index
+    return {
+        "object": "status",
+        "policies": [await view_policy(session, policy) for policy in rows],
+        "engines": await _engines(session, policy_ids),
+        "counted": MAX_ROWS,
+        "turns": await _count_by_policy(session, policy_ids, Turn, Turn.state, is_chat),
+        "rollouts": await _count_by_policy(session, policy_ids, Rollout, Rollout.state),
+        "feedback": await _count(
+            session,
+            Feedback.kind,
+            Feedback.created_at,
+            Feedback.project_id == project_id,
+            Feedback.emptied_at.is_(None),
+        ),
+        "unmatched_votes": [
+            {name: getattr(row, name) for name in ("connector", "reason", "num_votes", "last_at")}
+            for row in await list_unmatched(session, project_id)
+        ],
+        "samples": await _count_samples(session, policy_ids),
+        "batches": await _count_by_policy(session, policy_ids, Batch, Batch.state),
+        "reward_models": await summarize(session, rows),
+        "not_learned_from": await _count_by_policy(session, policy_ids, Sample, Sample.reason),
+        "events": [dict(row) for row in (await session.execute(newest)).mappings()],
+    }
 
 
 async def _count(
@@ -134,47 +126,23 @@ async def _engines(session: AsyncSession, policy_ids: list[str]) -> list[dict[st
     ]
 
 
-@router.head("/livez", include_in_schema=False)
-@router.get("/livez", tags=["health"])
-async def livez() -> dict[str, str]:
-    return {"status": "alive"}
-
-
-@router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", tags=["health"])
-async def readyz(request: Request, db: DatabaseDep) -> dict[str, object]:
-    if is_draining(request.scope):
-        raise Unavailable("This process is stopping.")
-    settings = settings_of(request)
-    async with db.read() as session:
-        engines = await service.list_ready_engines(session)
-        serving = await session.scalars(
-            select(Version)
-            .join(Deployment, Deployment.version_id == Version.id)
-            .join(Policy, Policy.id == Version.policy_id)
-            .where(Policy.state.in_(ANSWERING))
-        )
-        held = {version: any(service.is_loaded(engine, version) for engine in engines) for version in serving}
-        # A damaged version is the fault of its own files: as long as another one is served, the API takes traffic.
-        failed = {name for engine in engines for name in load_errors.read(engine)} if any(held.values()) else set()
-        unloadable = [version for version, is_held in held.items() if not is_held and version.adapter in failed]
-        loaded = all(is_held for version, is_held in held.items() if version not in unloadable)
-        if not loaded and settings.trainer.adaptation == "full":
-            loaded = await _is_swapping(session, engines, settings.workers.lease_seconds)
+async def read_readiness(session: AsyncSession, settings: Settings) -> dict[str, object]:
+    """Return which engines are ready. Raises Unavailable if none is, or none has loaded what serves."""
+    engines = await fleet.list_ready_engines(session)
+    serving = await session.scalars(
+        select(Version)
+        .join(Deployment, Deployment.version_id == Version.id)
+        .join(Policy, Policy.id == Version.policy_id)
+        .where(Policy.state.in_(ANSWERING))
+    )
+    held = {version: any(fleet.is_loaded(engine, version) for engine in engines) for version in serving}
+    # A damaged version is the fault of its own files: as long as another one is served, the API takes traffic.
+    failed = {name for engine in engines for name in load_errors.read(engine)} if any(held.values()) else set()
+    unloadable = [version for version, is_held in held.items() if not is_held and version.adapter in failed]
+    loaded = all(is_held for version, is_held in held.items() if version not in unloadable)
+    if not loaded:
+        loaded = await adaptation_of(settings).is_about_to_serve(session, engines, settings.workers.lease_seconds)
     if not engines or not loaded:
         raise Unavailable("No ready engine holds what serves." if engines else "No engine is ready.")
     body = {"status": "ready", "engines": [engine.name for engine in engines]}
     return body | ({"unloadable_versions": len(unloadable)} if unloadable else {})
-
-
-async def _is_swapping(session: AsyncSession, engines: Sequence[Engine], seconds: float) -> bool:
-    """Return whether requests wait for full weights that an engine is about to serve.
-
-    That is so when the deployment has changed a moment ago, or an engine swaps its weights or verifies them.
-    """
-    time = await database_time(session)
-    changed_at = await session.scalar(select(func.max(Deployment.changed_at)))
-    if changed_at is not None and time - changed_at < seconds:
-        return True
-    swapping = any(engine.swapping_until is not None and engine.swapping_until > time for engine in engines)
-    return swapping or any([await service.is_verifying(session, engine) for engine in engines])

@@ -1,7 +1,6 @@
 """Webhook endpoints of projects: create, change and delete them, rotate their secrets, and send a delivery again."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 from sqlalchemy import Select, func, or_, select
@@ -90,7 +89,7 @@ async def get_endpoint(session: AsyncSession, project_id: str, id: str, *, lock:
 
 
 async def change_endpoint(
-    session: AsyncSession, project_id: str, id: str, *, actor: str, enabled: bool | None = None, **values: Any
+    session: AsyncSession, project_id: str, id: str, *, actor: str, enabled: bool | None = None, **values: object
 ) -> WebhookEndpoint:
     """Change what is given in `values`; enable or disable the endpoint. Raises NotFound.
 
@@ -106,8 +105,11 @@ async def change_endpoint(
         row.last_chain_number = await _last_chain_number(session, project_id)
         forget_failures(row)
     await session.flush()
-    details: dict[str, Any] = {"changed": sorted(values)} | ({} if enabled is None else {"enabled": enabled})
-    record_audit(session, actor, AuditAction.WEBHOOK_UPDATED, row.id, project_id=project_id, **details)
+    details: dict[str, bool] = {} if enabled is None else {"enabled": enabled}
+    changed = sorted(values)
+    record_audit(
+        session, actor, AuditAction.WEBHOOK_UPDATED, row.id, None, project_id=project_id, changed=changed, **details
+    )
     if enabled is False and row.disabled_at is None:
         disable_endpoint(session, row, actor=actor, reason=DISABLED_BY_ADMIN)
         await session.flush()

@@ -14,6 +14,7 @@ from app.core.http import StrictModel, json_body, settings_of
 from app.core.settings import Settings
 from app.models import Policy
 from app.policies import service
+from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.references import PolicyName
 from app.policies.service import Attribution
 from app.projects.auth import AdminCaller, Caller, ContentCaller, DatabaseDep, OperatingCaller, ViewingCaller
@@ -23,7 +24,7 @@ from app.projects.auth import AdminCaller, Caller, ContentCaller, DatabaseDep, O
 class PolicyContext:
     """The policy that a request names, as a context manager of a transaction.
 
-    Example: async with context.write() as (session, policy): ...
+    Example: async with context.write() as locked: ...
     """
 
     name: str
@@ -51,12 +52,17 @@ class PolicyContext:
             yield session, await service.get_policy(session, self.caller.project_id, self.name)
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+    async def read_snapshot(self) -> AsyncIterator[tuple[AsyncSession, Policy]]:
+        """Open a session whose statements all see one state of the database. Raises NotFound without such a policy."""
+        async with self.db.read_snapshot() as session:
+            yield session, await service.get_policy(session, self.caller.project_id, self.name)
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[LockedPolicy]:
         """Open a write transaction with the policy locked. Raises NotFound without such a policy."""
         async with self.db.write() as session:
             policy = await service.get_policy(session, self.caller.project_id, self.name)
-            await service.lock_policy(session, policy.id)
-            yield session, policy
+            yield await lock_policy(session, policy.id)
 
 
 async def admin_context(name: PolicyName, request: Request, caller: AdminCaller, db: DatabaseDep) -> PolicyContext:

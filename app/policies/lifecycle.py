@@ -1,7 +1,6 @@
 """Policies of a project beyond its first: another policy over the same base model, and changes of its own settings."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -10,6 +9,7 @@ from app.core.errors import BadRequest, Conflict
 from app.core.settings import Settings
 from app.models import ANSWERING, AuditAction, Policy, PolicyState, Project
 from app.policies import override_checks, repository
+from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import leaf_paths, own_values, set_own_values
 from app.policies.service import Attribution, audit_policy
 from app.projects.service import create_policy
@@ -19,12 +19,12 @@ async def create(
     session: AsyncSession,
     project_id: str,
     name: str,
-    own: Mapping[str, Any],
+    own: Mapping[str, object],
     by: Attribution,
     settings: Settings,
     *,
     limit: int | None,
-) -> Policy:
+) -> LockedPolicy:
     """Add a policy over the deployment's base model, whose version 0 serves at once.
 
     `limit` is the most policies of the project. Raises BadRequest for settings that a policy cannot have, Conflict.
@@ -42,18 +42,19 @@ async def create(
     policy = await create_policy(session, project_id, name, settings.model)
     set_own_values(policy, values)
     await session.flush()
-    await session.refresh(policy)
+    locked = await lock_policy(session, policy.id)
     audit_policy(session, policy, AuditAction.POLICY_CREATED, *by, settings=sorted(leaf_paths(values)))
-    return policy
+    return locked
 
 
 async def change_settings(
-    session: AsyncSession, policy: Policy, patch: Mapping[str, object], by: Attribution, settings: Settings
+    locked: LockedPolicy, patch: Mapping[str, object], by: Attribution, settings: Settings
 ) -> None:
     """Change the policy's own settings value by value; they hold for its next batch, update and release.
 
-    The caller holds the policy's lock. Raises BadRequest, as `override_checks.merge` does.
+    Raises BadRequest, as `override_checks.merge` does.
     """
+    session, policy = locked
     before = own_values(policy)
     after = override_checks.merge(before, patch, settings)
     if after == before:

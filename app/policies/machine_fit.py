@@ -10,6 +10,7 @@ from alignment.planning.memory import UpdateShape, update_memory
 from alignment.planning.plan import DEFAULT_CONTEXT, USABLE, PlanRequest, make_plan
 from alignment.planning.speed import Work
 from app.core.settings import Settings
+from app.core.settings.derived import lora_config
 from app.policies.model_description import describe_by_program
 
 SMALL = 1 / 8  # of the memory: weights below this share fit without a question
@@ -21,15 +22,15 @@ def require_fit(settings: Settings) -> None:
     Not for full weights, and not for a model that is not in a folder yet. Only a model that is large for the machine
     is described, which takes seconds.
     """
-    folder = Path(settings.model)
-    if settings.trainer.adaptation == "full" or not (folder / "config.json").exists():
+    folder, lora = Path(settings.model), lora_config(settings)
+    if lora is None or not (folder / "config.json").exists():
         return
     gpus = [] if settings.trainer.device == "cpu" and settings.engine.device == "cpu" else gpu_memories()
     memory = min(gpus) if gpus else machine_memory()
     if sum(file.stat().st_size for file in folder.glob("*.safetensors")) < SMALL * memory:
         return
     model = describe_by_program(folder)
-    spec = AdapterSpec.from_model(model, settings.trainer.lora)
+    spec = AdapterSpec.from_model(model, lora)
     trainer = settings.trainer
     if gpus:
         gpu = Gpu("GPU of this machine", memory / GIB, tflops=1, link_gb_s=1)

@@ -37,7 +37,7 @@ MAX_PROBLEMS = 5  # that one error names
 OWN_CODE = "only the deployment's own settings may name code by its path."
 
 
-def merge(own: Own, patch: Mapping[str, Any], settings: Settings) -> Own:
+def merge(own: Own, patch: Mapping[str, object], settings: Settings) -> Own:
     """Return a policy's own values after a change, checked.
 
     `patch` replaces them value by value; null removes one, so that the deployment's holds again (RFC 7396). Another
@@ -58,7 +58,7 @@ def merge(own: Own, patch: Mapping[str, Any], settings: Settings) -> Own:
     return merged
 
 
-def merge_patch(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+def merge_patch(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, Any]:
     """Merge tables; null removes a value, and a table that it leaves empty."""
     merged = dict(values)
     for name, value in patch.items():
@@ -86,7 +86,7 @@ def _merge_algorithm(before: Mapping[str, Any] | None, value: Any, settings: Set
     return merged if before or "type" in value or len(merged) > 1 else None
 
 
-def _find_misplaced(patch: Mapping[str, Any]) -> Iterator[BadRequest]:
+def _find_misplaced(patch: Mapping[str, object]) -> Iterator[BadRequest]:
     """Yield an error for each value that is no setting of a policy."""
     for path in leaf_paths(patch):
         parts = tuple(path.split("."))

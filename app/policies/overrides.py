@@ -14,6 +14,7 @@ from sqlalchemy import null
 from alignment.config.algorithm import AlgorithmConfig
 from alignment.config.rewards import RewardsConfig
 from alignment.config.rollouts import RolloutsConfig, apply_limits
+from alignment.json_values import as_object
 from alignment.release.shadow import ShadowConfig
 from app.core.settings import Settings
 from app.core.settings.release import ReleaseSettings
@@ -61,7 +62,7 @@ _effective: dict[bytes, _Cached] = {}
 
 def own_values(policy: Policy) -> Own:
     """Return the policy's own values by section; sections without any are left out."""
-    own: Own = {name: dict(values) for name, values in (policy.settings or {}).items()}
+    own: Own = {name: dict(as_object(values)) for name, values in (policy.settings or {}).items()}
     own |= {name: value for name in ("rewards", "rollouts") if (value := getattr(policy, name)) is not None}
     stages = {name: value for name in STAGES if (value := getattr(policy, name)) is not None}
     if stages:
@@ -117,7 +118,7 @@ def _limit(sections: dict[str, Any], settings: Settings) -> dict[str, Any]:
     return sections
 
 
-def overlay(settings: Settings, section: str, own: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(settings: Settings, section: str, own: Mapping[str, object]) -> dict[str, Any]:
     """Return the values of a section that were given, the policy's own in place of the deployment's.
 
     An algorithm of another type than the deployment's stands alone.
@@ -128,7 +129,7 @@ def overlay(settings: Settings, section: str, own: Mapping[str, Any]) -> dict[st
     return ({"type": base.type} if section == "algorithm" else {}) | _overlay(base, own)
 
 
-def _overlay(base: BaseModel, own: Mapping[str, Any]) -> dict[str, Any]:
+def _overlay(base: BaseModel, own: Mapping[str, object]) -> dict[str, Any]:
     values = {name: getattr(base, name) for name in base.model_fields_set}
     for name, value in own.items():
         inner = getattr(base, name, None)
@@ -137,7 +138,7 @@ def _overlay(base: BaseModel, own: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def leaf_paths(own: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def leaf_paths(own: Mapping[str, object], prefix: str = "") -> Iterator[str]:
     """Yield the paths of a policy's own values, e.g. "trainer.optim.lr". A list is one value."""
     for name, value in own.items():
         if isinstance(value, Mapping) and value:

@@ -1,14 +1,13 @@
-"""/v1/versions/compare: versions side by side, also of several policies, each against the first one."""
+"""Versions side by side, also of several policies, each against the first one."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.signals.proportions import Verdict, newcombe_difference
-from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
+from app.core.errors import BadRequest, NotFound
 from app.core.planner import prefer_indexes
 from app.models import Policy, Version
 from app.policies import repository, service
@@ -21,11 +20,9 @@ from app.policies.version_statistics import (
     read_reward_means,
     read_votes,
 )
-from app.projects.auth import DatabaseDep, ViewingCaller
 from app.raters.approval import approval_fields
 
 MAX_VERSIONS = 10
-router = APIRouter(prefix="/v1/versions", tags=["policies"], responses=ERROR_RESPONSES)
 
 
 class RewardMean(BaseModel):
@@ -75,29 +72,19 @@ class ComparedVersions(BaseModel):
         return cls(data=list(versions), sentences=[_describe(version, versions[0]) for version in versions[1:]])
 
 
-@router.get("/compare")
-async def compare_versions(
-    caller: ViewingCaller,
-    db: DatabaseDep,
-    version: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=128)]],
-        Query(
-            min_length=2,
-            max_length=MAX_VERSIONS,
-            description="two or more: support@v3, support@3 or support@stable. Each is compared with the first",
-        ),
-    ],
-) -> ComparedVersions:
-    """Compare versions by people's votes, rewards and tokens."""
-    async with db.read_snapshot() as session:
-        found = [await _find_version(session, caller.project_id, reference) for reference in version]
-        versions = [row for _, row in found]
-        if len({row.id for row in versions}) != len(versions):
-            raise BadRequest("Each version may be named once.", param="version", code="invalid_value")
-        await prefer_indexes(session)
-        counted = await find_counted_turns(session, versions)
-        replies, votes = await read_replies(session, counted), await read_votes(session, counted)
-        means = await read_reward_means(session, counted)
+async def compare_versions(session: AsyncSession, project_id: str, references: Sequence[str]) -> ComparedVersions:
+    """Compare the versions with the first one by people's votes, rewards and tokens.
+
+    `session` reads a snapshot. Raises BadRequest, NotFound.
+    """
+    found = [await _find_version(session, project_id, reference) for reference in references]
+    versions = [row for _, row in found]
+    if len({row.id for row in versions}) != len(versions):
+        raise BadRequest("Each version may be named once.", param="version", code="invalid_value")
+    await prefer_indexes(session)
+    counted = await find_counted_turns(session, versions)
+    replies, votes = await read_replies(session, counted), await read_votes(session, counted)
+    means = await read_reward_means(session, counted)
     first = votes.get(versions[0].id, Votes()).share
 
     def view(policy: Policy, row: Version) -> ComparedVersion:

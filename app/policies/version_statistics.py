@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.signals.proportions import Share
 from app.core.planner import prefer_indexes
+from app.core.rows import AnySelect
 from app.models import Batch, BatchTurn, Feedback, Origin, Reward, Turn, TurnState, Version
 from app.raters.approval import approval_fields, count_columns, is_vote
 
@@ -156,6 +157,6 @@ async def _read_last_feedback(session: AsyncSession, versions: Sequence[Version]
     return {id: last_at for id, last_at in rows if id is not None}
 
 
-def _select_first_reply(version_id: str) -> Select[Any]:
+def _select_first_reply(version_id: str) -> AnySelect:
     is_reply = (Turn.version_id == version_id, Turn.state == TurnState.DONE, Turn.origin == Origin.CHAT)
     return select(Turn.finished_at).where(*is_reply).order_by(Turn.created_at).limit(1)

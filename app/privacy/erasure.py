@@ -107,7 +107,7 @@ async def _erase_chunk(
     samples.
     """
     turn_ids, seqs = chunk
-    await unlearning.lock_policies_and_turns(session, names.project_id, turn_ids)
+    policies = await unlearning.lock_policies_and_turns(session, names.project_id, turn_ids)
     columns = load_only(Turn.id, Turn.project_id, Turn.state, Turn.parent_id, Turn.conversation_id, Turn.episode_id)
     existing = select(Turn).where(Turn.id.in_(turn_ids), Turn.deleted_at.is_(None)).options(columns)
     turns = list(await session.scalars(existing))
@@ -125,11 +125,11 @@ async def _erase_chunk(
     await row_deletion.delete_feedback(session, names.project_id, feedback, others)
     await row_deletion.delete_raters(session, names, turns, ended.conversations)
     result.pins = await row_deletion.delete_pins(session, names, ended.conversations)
-    result.batches = await unlearning.unlearn_turns(session, own, others | discounted)
+    result.batches = await unlearning.unlearn_turns(session, policies, own, others | discounted)
     learned_from = rated | dict.fromkeys(discounted, 0.0)
     result.versions = sorted(await lineage.versions_trained_on_turns(session, learned_from))
     await unlearning.mark_tainted(session, result.versions)
-    result.reward_models = sorted(set(await unlearning.unlearn_reward_models(session, rated, settings)))
+    result.reward_models = sorted(set(await unlearning.unlearn_reward_models(session, policies, rated, settings)))
     await row_deletion.erase_turns(session, names.project_id, turns, ended)
     await row_deletion.delete_mentions(session, names, others)
     action = AuditAction.SUBJECT_ERASED

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import Executable, Select, and_, exists, func, select, union_all
+from sqlalchemy import Executable, and_, exists, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased, load_only
 
@@ -15,6 +15,7 @@ from alignment.config.rewards import EXPLICIT, ExplicitSource
 from app.core.database import chunked
 from app.core.pagination import apply_keyset
 from app.core.planner import prefer_indexes
+from app.core.rows import AnySelect
 from app.core.settings import Settings
 from app.feedback.effective import is_effective
 from app.models import (
@@ -85,7 +86,7 @@ def select_training_feedback(batch_id: str, kinds: Kinds, after: tuple[str, str]
     return apply_keyset(query, (Turn.id, func.coalesce(Feedback.id, "")), after, limit)
 
 
-def _rated_turns() -> list[Select[Any]]:
+def _rated_turns() -> list[AnySelect]:
     """Return queries for (turn id, feedback seq, time of the feedback) of all turns that feedback is about.
 
     There is one for feedback on a single turn, one for rankings, and one each for whole conversations and episodes.
@@ -102,7 +103,7 @@ def _rated_turns() -> list[Select[Any]]:
     ]
 
 
-def _trained_feedback(kinds: Kinds) -> list[Select[Any]]:
+def _trained_feedback(kinds: Kinds) -> list[AnySelect]:
     """Return the queries of `_rated_turns` for turns of trained batches with the feedback used, and the version id."""
     return [
         query.add_columns(Batch.version_id)

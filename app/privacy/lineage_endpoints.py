@@ -1,66 +1,28 @@
 """Lineage of versions, feedback and completions: /v1/…/lineage."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.chat.endpoints import CompletionId
+from app.chat.views import CompletionId
 from app.core.errors import ERROR_RESPONSES, NotFound, require_row
 from app.core.http import settings_of
-from app.core.pagination import Page
 from app.core.planner import prefer_indexes
-from app.feedback.endpoints import FeedbackId
-from app.feedback.outcomes import EffectiveOutcome, read_outcomes
-from app.feedback.schemas import WITHDRAWAL, OutcomeView
-from app.models import Feedback, SourceKind, Turn
-from app.policies import repository as policies
+from app.feedback.outcomes import read_outcomes
+from app.feedback.schemas import WITHDRAWAL, FeedbackId, OutcomeView
+from app.models import Feedback, Turn
 from app.policies.context import PolicyContentDep
-from app.policies.references import format_reference, version_name
 from app.privacy import lineage
 from app.privacy.lineage import TrainedVersionView
+from app.privacy.lineage_views import LineagePage, view_lineage
 from app.projects.auth import DatabaseDep, ViewingCaller
-from app.raters import names
 from app.training import reward_models
 
 router = APIRouter(prefix="/v1", tags=["lineage"], responses=ERROR_RESPONSES)
 VersionNumber = Annotated[int, Path(ge=0, le=999_999_999)]
-SEPARATOR = "/"
-
-
-class LineageEntry(BaseModel):
-    """A feedback that a version learned from, or a sample without any. Its id is the `after` of the next page."""
-
-    object: Literal["lineage.entry"] = "lineage.entry"
-    id: str
-    turn_id: str
-    completion_id: str
-    choice_index: int
-    origin: Literal["chat", "group_sample", "prompt_set"] = Field(
-        description="a chat, or a rollout on a chat's prompt or on a dataset's"
-    )
-    reply_version: str = Field(description="the version that gave the reply")
-    reward: float = Field(description="the reward of the sample, from all reward sources")
-    rater: str | None = Field(description="who gave the feedback; null without a name, and without feedback")
-    feedback_id: str | None
-    kind: str | None
-    value: float | None
-    feedback_at: float | None
-    erased: bool = Field(description="whether the turn's content has been erased since")
-    outcome: OutcomeView | None = Field(description="what has become of the feedback; null without any")
-
-
-class LineagePage(Page[LineageEntry]):
-    version: str
-    batch: str | None
-    tainted_at: float | None = Field(
-        description="when data that the version or one of its ancestors learned from was erased"
-    )
-    untainted_ancestor: str | None = Field(
-        description="the version to roll back to if this one learned from erased data"
-    )
 
 
 class TrainedVersionList(BaseModel):
@@ -83,44 +45,8 @@ async def version_lineage(
     after: Annotated[str | None, Query(min_length=1, max_length=128, description="an entry's id")] = None,
 ) -> LineagePage:
     """Return the feedback that the version learned from, by turn: what was effective when its batch was frozen."""
-    turn_id, _, feedback_id = (after or "").partition(SEPARATOR)
     async with context.read() as (session, policy):
-        row = await policies.find_version(session, policy.id, number)
-        message = f"Policy '{policy.name}' has no version 'v{number}'."
-        version = require_row(row, message, code="model_not_found", param="number")
-        any_tainted = await policies.has_tainted_versions(session, policy.id)
-        versions = await policies.list_versions(session, policy.id) if any_tainted else []
-        await prefer_indexes(session)
-        kinds = await lineage.list_reward_kinds(session, policy.project_id, context.settings)
-        query = lineage.select_training_feedback(version.batch_id or "", kinds, (turn_id, feedback_id), limit)
-        rows = (await session.execute(query)).all()
-        outcomes = await read_outcomes(session, policy.project_id, {row.seq for row in rows if row.seq is not None})
-    tainted = policies.tainted_since(versions)
-    untainted = policies.last_untainted_ancestor(version, versions, tainted)
-    return LineagePage.from_rows(
-        [_view_entry(policy.name, row, outcomes.get(row.seq)) for row in rows],
-        limit,
-        version=version_name(policy, version),
-        batch=version.batch_id,
-        tainted_at=tainted.get(version.id),
-        untainted_ancestor=version_name(policy, untainted) if untainted else None,
-    )
-
-
-def _view_entry(policy: str, row: Any, outcome: EffectiveOutcome | None) -> LineageEntry:
-    rater = None
-    if row.source_id is not None:
-        rater = names.feedback_rater(row.source_kind, row.source_id)
-    elif row.source_kind == SourceKind.HUMAN and row.end_user is not None:
-        rater = names.end_user_rater(row.end_user)
-    return LineageEntry(
-        **row._mapping,
-        id=f"{row.turn_id}{SEPARATOR}{row.feedback_id or ''}",
-        reply_version=format_reference(policy, row.number),
-        rater=rater,
-        erased=row.deleted_at is not None,
-        outcome=OutcomeView(**outcome.outcome) if outcome else None,
-    )
+        return await view_lineage(session, policy, number, context.settings, limit, after)
 
 
 @router.get("/feedback/{feedback_id}/lineage")

@@ -60,7 +60,7 @@ Kind = str  # "turns", "feedback", "audit" or "datasets"
 RECORDED_KINDS = ("turns", "feedback")
 
 
-def own_retention(project: Project) -> dict[str, Any]:
+def own_retention(project: Project) -> dict[str, object]:
     """Return the project's own values. Fields of a newer release are left out: it may have run before this one."""
     return {name: value for name, value in (project.retention or {}).items() if name in RetentionConfig.model_fields}
 

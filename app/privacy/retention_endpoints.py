@@ -82,8 +82,9 @@ async def put_retention(
             config = RetentionConfig.model_validate(default | body)
         except ValidationError as error:
             raise validation_error(error, RetentionConfig) from error
-        project.retention = config.model_dump(include=set(body))
-        action, own = AuditAction.RETENTION_UPDATED, project.retention
+        own = config.model_dump(include=set(body))
+        project.retention = own
+        action = AuditAction.RETENTION_UPDATED
         record_audit(session, caller.key_prefix, action, project.id, project_id=project.id, **own)
         return _view(project, request)
 

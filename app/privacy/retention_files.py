@@ -37,8 +37,9 @@ from app.models import (
     Version,
 )
 from app.policies import repository
+from app.policies.locks import lock_policy
 from app.policies.references import version_name
-from app.policies.service import audit_policy, lock_policy
+from app.policies.service import audit_policy
 from app.training import unlearning
 from app.training.vote_totals import reopen_votes_on_turns
 
@@ -89,7 +90,7 @@ async def prune_versions(
 ) -> tuple[list[str], int]:
     """Delete the files of up to `limit` old versions; return their names and the number of bytes."""
     async with db.write() as session:
-        policy = await lock_policy(session, policy_id)
+        policy = (await lock_policy(session, policy_id)).policy
         versions = await select_prunable(session, policy, keep, settings, limit)
         for version in versions:
             version.pruned_at = now()
@@ -105,7 +106,7 @@ async def remove_deleted(db: Database, policy_id: str, settings: Settings, *, ac
     Returns the number of rows that changed.
     """
     async with db.write() as session:
-        policy = await lock_policy(session, policy_id)
+        policy = (await lock_policy(session, policy_id)).policy
         states = (SampleState.OPEN, SampleState.QUARANTINED)
         waiting = (Sample.policy_id == policy_id, Sample.state.in_(states))
         samples = select(Sample.turn_id).where(*waiting).order_by(Sample.turn_id)
@@ -208,7 +209,7 @@ async def select_with_state(session: AsyncSession, policy: Policy, keep: int, se
 
 
 def _has_state(version: Version) -> bool:
-    return not version.full_weights and (Path(version.adapter_path or "") / TRAINER_STATE).is_dir()
+    return version.adapter is not None and (Path(version.adapter_path or "") / TRAINER_STATE).is_dir()
 
 
 async def remove_trainer_states(
@@ -245,7 +246,7 @@ async def _replace_folder(
 ) -> bool:
     """Make the copy the folder of the version; return False if the version is used or has changed meanwhile."""
     async with db.write() as session:
-        policy = await lock_policy(session, policy_id)
+        policy = (await lock_policy(session, policy_id)).policy
         row = await session.get_one(Version, version_id, populate_existing=True)
         is_changed = row.pruned_at is not None or row.adapter_path != str(folder)
         if is_changed or row.id in await find_used(session, policy, settings.release.keep_versions):

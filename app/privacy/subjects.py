@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import orjson
 from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, func, inspect, or_, select, union
@@ -11,6 +11,7 @@ from sqlalchemy.orm import aliased
 
 from app.chat.histories import read_messages, read_prompt_ids
 from app.core.database import Database
+from app.core.rows import AnySelect
 from app.models import (
     Base,
     Episode,
@@ -130,7 +131,7 @@ def _select_pins(names: SubjectNames) -> Select[Pin]:
 
 async def find_records(session: AsyncSession, names: SubjectNames) -> SubjectRecords:
     latest_first = Turn.created_at.desc(), Turn.id.desc()
-    queries: list[Select[Any]] = [
+    queries: list[AnySelect] = [
         select(Turn.id).where(Turn.id.in_(_select_turns(names))).order_by(*latest_first),
         select(Feedback.seq).where(names.feedback_filter()).order_by(Feedback.seq),
         select(Rater).where(Rater.project_id == names.project_id, Rater.name.in_(names.raters)).order_by(Rater.name),

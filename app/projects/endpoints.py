@@ -6,15 +6,14 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, StrictBool, StrictInt, StringConstraints, field_validator, model_validator
 
 from app.core.errors import ERROR_RESPONSES, BadRequest
-from app.core.http import RowView, StrictModel, json_body, services_of, settings_of
-from app.core.pagination import Page
+from app.core.http import StrictModel, json_body, services_of, settings_of
 from app.core.project_limits import ProjectLimits
-from app.core.settings import Settings
 from app.models import Project
 from app.projects import service
 from app.projects.auth import AdminCaller, ApiKeyCache, DatabaseDep, ViewingCaller
 from app.projects.idempotency import SHOWS_SECRET, IdempotentRoute
 from app.projects.scopes import SCOPES
+from app.projects.views import KeyList, KeyView, NewKeyView, ProjectView
 
 router = APIRouter(prefix="/v1", tags=["projects"], route_class=IdempotentRoute, responses=ERROR_RESPONSES)
 KeyId = Annotated[str, Path(min_length=1, max_length=255)]
@@ -47,28 +46,6 @@ class KeyRequest(StrictModel):
         return [scope for scope in SCOPES if scope in scopes]
 
 
-class KeyView(RowView):
-    object: Literal["key"] = "key"
-    id: str
-    name: str | None
-    prefix: str
-    scopes: list[str]
-    train: bool | None
-    requests_per_minute: int | None
-    max_concurrency: int | None
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
-
-
-class NewKeyView(KeyView):
-    key: str = Field(description="the key itself; it cannot be read again")
-
-
-class KeyList(Page[KeyView]):
-    pass
-
-
 class ProjectRequest(StrictModel):
     train: StrictBool | None = Field(
         None, description="consent to train on the project's turns; keys and requests may differ"
@@ -82,20 +59,6 @@ class ProjectRequest(StrictModel):
         if self.train is None and self.limits is None:
             raise ValueError("give 'train' or 'limits'")
         return self
-
-
-class ProjectView(RowView):
-    object: Literal["project"] = "project"
-    id: str
-    name: str
-    train: bool
-    limits: ProjectLimits = Field(description="those in force: the lower of the project's and the deployment's")
-    created_at: float
-
-    @classmethod
-    def of(cls, project: Project, settings: Settings) -> Self:
-        limits = settings.limits.project.lowered_by(ProjectLimits.from_row(project.limits))
-        return cls.from_row(project, limits=limits)
 
 
 @router.post("/keys", status_code=201, dependencies=[SHOWS_SECRET])

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select, text
+from sqlalchemy import ColumnElement, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import now
@@ -23,7 +23,6 @@ from app.models import (
     AuditAction,
     Deployment,
     Policy,
-    PolicyState,
     Project,
     Turn,
     Version,
@@ -41,11 +40,10 @@ NO_CONSENT = "no consent to train"  # an exclusion reason
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
-async def bootstrap(session: AsyncSession, policy_name: str, model: str, adaptation: str = "lora") -> str | None:
+async def bootstrap(session: AsyncSession, policy_name: str, model: str) -> str | None:
     """Create what is missing. Returns the key if one was created.
 
-    Raises ValueError when the policy has another base model, or when this database holds versions of the other
-    adaptation.
+    Raises ValueError when the policy has another base model.
     """
     model = resolve_base_model(model)
     if session.get_bind().dialect.name == "postgresql":  # several processes may start at the same time
@@ -62,26 +60,7 @@ async def bootstrap(session: AsyncSession, policy_name: str, model: str, adaptat
             f"policy '{policy_name}' learns on {policy.base_model}, not on {model}: "
             "name another ATTUNE_POLICY or another ATTUNE_HOME"
         )
-    await _check_adaptation(session, full=adaptation == "full")
     return key
-
-
-async def _check_adaptation(session: AsyncSession, *, full: bool) -> None:
-    """Raise ValueError if adapters and full weights would mix, or if several policies would have full weights.
-
-    An adapter belongs to the base model's weights, and an engine holds the full weights of one policy only.
-    """
-    other = await session.scalar(
-        select(Version.adapter_name).where(Version.number > 0, Version.full_weights != full).limit(1)
-    )
-    if other is not None:
-        kind = "an adapter, not full weights" if full else "full weights, not an adapter"
-        raise ValueError(f"{other} is {kind}: name another ATTUNE_HOME, or another ATTUNE_TRAINER__ADAPTATION")
-    if full and await session.scalar(select(func.count()).where(Policy.state != PolicyState.DELETED)) != 1:
-        raise ValueError(
-            "an engine holds the full weights of one policy, and this database has several policies: "
-            "name another ATTUNE_HOME"
-        )
 
 
 def resolve_base_model(model: str) -> str:

@@ -1,55 +1,23 @@
 """Create a response, and read a stored one."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from app.chat import service
-from app.chat.schemas import ChatRequest, parse_chat_request
-from app.chat.typed_events import typed_event_stream
-from app.chat.wire_details import WireDetails
-from app.core.errors import ERROR_RESPONSES, AttuneError
-from app.core.http import EVENT_STREAM, json_body, json_response
-from app.inference.request import Sampling
+from app.chat.schemas import ChatRequest
+from app.core.errors import ERROR_RESPONSES
+from app.core.http import json_body, json_response
 from app.projects.auth import ChatCaller, DatabaseDep, GeneratingCaller
 from app.projects.episode_keys import takes_episode_keys
 from app.responses import stored
-from app.responses.events import ResponseEvents, render_response
-from app.responses.request import ResponsesRequest, parse_responses_request, to_chat_body
+from app.responses.answers import RESPONSES, answer, parse_both_requests
+from app.responses.request import ResponsesRequest
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERROR_RESPONSES)
-RESPONSES: dict[int | str, dict[str, object]] = {
-    200: {
-        "description": "a response object, or a stream of events",
-        "content": {"application/json": {"schema": {"type": "object"}}} | EVENT_STREAM,
-    }
-}
 STORED_RESPONSE: dict[int | str, dict[str, object]] = {
     200: {"description": "a response object", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
-# Parameters of the chat request by those of this API, which errors must name.
-RENAMED_PARAMETERS = {"messages": "input", "response_format": "text", "max_completion_tokens": "max_output_tokens"}
-
-
-def parse_both_requests(body: dict[str, object]) -> tuple[ResponsesRequest, ChatRequest]:
-    """Return the request and the equivalent chat request."""
-    request = parse_responses_request(body)
-    return request, parse_chat_request(to_chat_body(request))
-
-
-@contextmanager
-def rename_parameters() -> Iterator[None]:
-    """Have errors name the parameters of this API."""
-    try:
-        yield
-    except AttuneError as error:
-        if (name := RENAMED_PARAMETERS.get(error.param or "")) is not None:
-            error.message, error.param = error.message.replace(f"'{error.param}'", f"'{name}'"), name
-        raise
 
 
 @router.post("/responses", responses=RESPONSES)
@@ -64,29 +32,7 @@ async def create_response(
 
     `input` holds the whole conversation, or continues that of `previous_response_id`, without its instructions.
     """
-    body, chat_request = requests
-    conversation_id = None
-    with rename_parameters():
-        if body.previous_response_id is not None:
-            async with db.read() as session:
-                named = (caller.project_id, body.previous_response_id, caller.episode_id)
-                previous = await stored.get_previous_response(session, *named)
-            chat_request = parse_chat_request(to_chat_body(body, previous.messages))
-            conversation_id = previous.conversation_id
-        details = WireDetails(conversation_id, stored.recorded_params(body))
-        if not body.stream:
-            completed = await service.complete(request, caller, chat_request, details)
-            body = with_sampling(body, completed.sampling)
-            return json_response(render_response(body, completed.content), headers=completed.headers)
-        reply = await service.stream(request, caller, chat_request, details)
-    completion_id, version = reply.headers["x-completion-id"], reply.headers["x-policy-version"]
-    events = ResponseEvents(with_sampling(body, reply.sampling), completion_id, version, int(time.time()))
-    return await typed_event_stream(reply, events, reply.headers)
-
-
-def with_sampling(request: ResponsesRequest, sampling: Sampling) -> ResponsesRequest:
-    """Return the request with what the reply was sampled with, which a response names: an episode may override it."""
-    return request.model_copy(update={"temperature": sampling.temperature, "top_p": sampling.top_p})
+    return await answer(request, caller, db, requests)
 
 
 @router.get("/responses/{response_id}", responses=STORED_RESPONSE)

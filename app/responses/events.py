@@ -1,27 +1,57 @@
 """Translate a chat completion into a response object, and its chunks into the typed events of a streamed response."""
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Literal, TypedDict, cast
 
+from alignment.json_values import as_object
 from app.chat.typed_events import Event
 from app.core.errors import AttuneError
+from app.inference.chat_format import (
+    ChatChunk,
+    ChatCompletion,
+    ChunkChoice,
+    TokenLogprob,
+    ToolCallPart,
+    Usage,
+    to_chunk,
+)
 from app.responses.request import ResponsesRequest
 
 STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete"}
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-def render_response(request: ResponsesRequest, completion: dict[str, Any]) -> dict[str, Any]:
+def render_response(request: ResponsesRequest, completion: Mapping[str, object]) -> dict[str, object]:
     """Return a whole chat completion as a response object: the one that ends the stream of the same reply."""
-    [choice] = completion["choices"]
-    message = choice["message"]
-    calls = [call | {"index": index} for index, call in enumerate(message.get("tool_calls") or ())]
-    events = ResponseEvents(request, completion["id"], completion["model"], completion["created"])
-    events.add_chunk(
-        {"choices": [choice | {"delta": message | {"tool_calls": calls}}], "usage": completion.get("usage")}
-    )
-    response: dict[str, Any] = events.finish()[-1]["response"]
-    return response
+    chat = cast(ChatCompletion, completion)
+    events = ResponseEvents(request, chat["id"], chat["model"], chat["created"])
+    events.add_chunk(to_chunk(chat))
+    return as_object(events.finish()[-1]["response"])
+
+
+class TextPart(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[object]
+    logprobs: list[TokenLogprob]
+
+
+class MessageItem(TypedDict):
+    id: str
+    status: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    content: list[TextPart]
+
+
+class CallItem(TypedDict):
+    id: str
+    status: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
 
 
 class ResponseEvents:
@@ -31,24 +61,24 @@ class ResponseEvents:
         self._response = _new_response(request, completion_id, model, created)
         self._id_suffix = completion_id.partition("-")[2]
         self._sequence_number = 0
-        self._output: list[dict[str, Any]] = []  # the items that are complete
-        self._item: dict[str, Any] = {}  # the item that is still generated, if any
+        self._output: list[MessageItem | CallItem] = []  # the items that are complete
+        self._item: MessageItem | CallItem | None = None  # the item that is still generated, if any
         self._call_index: int | None = None  # of that item in the chat's tool calls
         self._finish_reason = ""
-        self._usage: dict[str, Any] | None = None
-        self._pending_logprobs: list[dict[str, Any]] = []  # of tokens without text yet; they go with the next text
+        self._usage: Usage | None = None
+        self._pending_logprobs: list[TokenLogprob] = []  # of tokens without text yet; they go with the next text
 
     def start(self) -> list[Event]:
         return [self._event(type, response=self._response) for type in ("created", "in_progress")]
 
-    def add_chunk(self, chunk: dict[str, Any]) -> list[Event]:
+    def add_chunk(self, chunk: ChatChunk) -> list[Event]:
         self._usage = chunk.get("usage") or self._usage
         events: list[Event] = []
         for choice in chunk["choices"]:
             delta = choice["delta"]
             self._pending_logprobs += _response_logprobs(choice)
-            if delta.get("content"):
-                events += self._add_text(delta["content"])
+            if content := delta.get("content"):
+                events += self._add_text(content)
             for piece in delta.get("tool_calls") or ():
                 events += self._add_tool_call(piece)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -58,7 +88,7 @@ class ResponseEvents:
         status = STATUS.get(self._finish_reason, "failed")
         if status == "failed":
             return self.fail(AttuneError("The reply ended before it was complete."))
-        events = [] if self._output or self._item else self._open_message()
+        events = [] if self._output or self._item else self._open_message()[1]
         events += self._close_item(status)
         reason = INCOMPLETE_REASONS.get(self._finish_reason)
         response = self._response | {
@@ -72,78 +102,101 @@ class ResponseEvents:
 
     def fail(self, error: AttuneError) -> list[Event]:
         """Return the failure event. The response holds the output so far; its last item stays incomplete."""
+        output = [*self._output]
+        if self._item is not None:
+            self._item["status"] = "incomplete"
+            output.append(self._item)
         response = self._response | {
             "status": "failed",
             "error": {"code": "server_error", "message": error.message},
-            "output": self._output + ([self._item | {"status": "incomplete"}] if self._item else []),
+            "output": output,
             "usage": response_usage(self._usage),
         }
         return [self._event("failed", response=response)]
 
     def _add_text(self, text: str) -> list[Event]:
-        events = self._open_message()
+        part, events = self._open_message()
         logprobs, self._pending_logprobs = self._pending_logprobs, []
-        [part] = self._item["content"]
         part["text"] += text
         part["logprobs"] += logprobs
         return [*events, self._item_event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)]
 
-    def _open_message(self) -> list[Event]:
-        if self._item.get("type") == "message":
-            return []
-        events = self._open_item("msg", {"type": "message", "role": "assistant", "content": []})
-        self._item["content"] = [_text_part()]
-        return [*events, self._item_event("content_part.added", content_index=0, part=_text_part())]
+    def _open_message(self) -> tuple[TextPart, list[Event]]:
+        """Return the text of the message that is generated, and the events of a new one."""
+        if self._item is not None and self._item["type"] == "message":
+            return self._item["content"][0], []
+        events = self._close_item("completed")
+        item: MessageItem = {
+            "id": self._new_id("msg"),
+            "status": "in_progress",
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+        }
+        events.append(self._open_item(item))
+        part = _text_part()
+        item["content"] = [part]
+        return part, [*events, self._item_event("content_part.added", content_index=0, part=_text_part())]
 
-    def _add_tool_call(self, piece: dict[str, Any]) -> list[Event]:
-        function, events = piece.get("function") or {}, []
+    def _add_tool_call(self, piece: ToolCallPart) -> list[Event]:
+        function = piece.get("function") or {}
+        events: list[Event] = []
         if self._call_index != piece["index"]:
-            call = {"call_id": piece.get("id") or "", "name": function.get("name") or "", "arguments": ""}
-            events = self._open_item("fc", {"type": "function_call", **call})
+            events = self._close_item("completed")
+            call: CallItem = {
+                "id": self._new_id("fc"),
+                "status": "in_progress",
+                "type": "function_call",
+                "call_id": piece.get("id") or "",
+                "name": function.get("name") or "",
+                "arguments": "",
+            }
+            events.append(self._open_item(call))
             self._call_index = piece["index"]
-        if arguments := function.get("arguments"):
+        arguments = function.get("arguments")
+        if arguments and self._item is not None and self._item["type"] == "function_call":
             self._item["arguments"] += arguments
             events.append(self._item_event("function_call_arguments.delta", delta=arguments))
         return events
 
-    def _open_item(self, prefix: str, fields: dict[str, Any]) -> list[Event]:
-        events = self._close_item("completed")
-        index = len(self._output)
-        self._item = {"id": f"{prefix}_{self._id_suffix}_{index}", "status": "in_progress", **fields}
-        return [*events, self._event("output_item.added", output_index=index, item=dict(self._item))]
+    def _new_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._id_suffix}_{len(self._output)}"
+
+    def _open_item(self, item: MessageItem | CallItem) -> Event:
+        self._item = item
+        return self._event("output_item.added", output_index=len(self._output), item=dict(item))
 
     def _close_item(self, status: str) -> list[Event]:
-        if not self._item:
+        if self._item is None:
             return []
         item = self._item
         item["status"] = status
         if item["type"] == "message":
             [part] = item["content"]
             part["logprobs"] += self._pending_logprobs
-            content = {"text": part["text"], "logprobs": part["logprobs"]}
             events = [
-                self._item_event("output_text.done", content_index=0, **content),
+                self._item_event("output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"]),
                 self._item_event("content_part.done", content_index=0, part=part),
             ]
             self._pending_logprobs = []
         else:
-            call = {"name": item["name"], "arguments": item["arguments"]}
-            events = [self._item_event("function_call_arguments.done", **call)]
+            events = [self._item_event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])]
         events.append(self._event("output_item.done", output_index=len(self._output), item=item))
         self._output.append(item)
-        self._item, self._call_index = {}, None
+        self._item, self._call_index = None, None
         return events
 
-    def _item_event(self, type: str, **fields: Any) -> Event:
+    def _item_event(self, type: str, **fields: object) -> Event:
+        assert self._item is not None, "an event about no item"
         return self._event(type, item_id=self._item["id"], output_index=len(self._output), **fields)
 
-    def _event(self, type: str, **fields: Any) -> Event:
-        event = {"type": f"response.{type}", **fields, "sequence_number": self._sequence_number}
+    def _event(self, type: str, **fields: object) -> Event:
+        event: Event = {"type": f"response.{type}", **fields, "sequence_number": self._sequence_number}
         self._sequence_number += 1
         return event
 
 
-def _new_response(request: ResponsesRequest, completion_id: str, model: str, created: int) -> dict[str, Any]:
+def _new_response(request: ResponsesRequest, completion_id: str, model: str, created: int) -> dict[str, object]:
     """Return the response object before there is any output. Its id is "resp_9f2c…" for "chatcmpl-9f2c…"."""
     choice = request.tool_choice
     text_format = request.text.format if request.text else None
@@ -179,23 +232,26 @@ def _new_response(request: ResponsesRequest, completion_id: str, model: str, cre
     }
 
 
-def _text_part() -> dict[str, Any]:
+def _text_part() -> TextPart:
     return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
 
-def _response_logprobs(choice: dict[str, Any]) -> list[dict[str, Any]]:
+def _response_logprobs(choice: ChunkChoice) -> list[TokenLogprob]:
     """Return the log-probs of a choice. The Responses API requires `bytes` and `top_logprobs` for every token."""
+    logprobs = choice.get("logprobs")
+    if logprobs is None:
+        return []
     return [
-        _with_bytes(token) | {"top_logprobs": [_with_bytes(other) for other in token.get("top_logprobs") or ()]}
-        for token in (choice.get("logprobs") or {}).get("content") or ()
+        {**_with_bytes(token), "top_logprobs": [_with_bytes(other) for other in token.get("top_logprobs") or ()]}
+        for token in logprobs["content"]
     ]
 
 
-def _with_bytes(token: dict[str, Any]) -> dict[str, Any]:
-    return token | {"bytes": token.get("bytes") or []}
+def _with_bytes(token: TokenLogprob) -> TokenLogprob:
+    return {**token, "bytes": token.get("bytes") or []}
 
 
-def response_usage(usage: dict[str, Any] | None) -> dict[str, Any] | None:
+def response_usage(usage: Usage | None) -> dict[str, object] | None:
     """Return a chat completion's usage in the form of the Responses API."""
     if usage is None:
         return None

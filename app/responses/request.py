@@ -3,11 +3,12 @@
 Parameters that would change the reply and are not supported are refused; hints that cannot change it are ignored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag, model_validator
 
+from alignment.json_values import as_list
 from app.chat.schemas import (
     FUNCTION_NAME,
     Arguments,
@@ -193,13 +194,13 @@ class ResponsesRequest(HintedModel):
     moderation: None = None
     # Accepted and ignored.
     store: StrictBool | None = None
-    reasoning: dict[str, Any] | None = None
+    reasoning: dict[str, object] | None = None
     max_tool_calls: int | None = None
     service_tier: str | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: dict[str, object] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, object] | None = None
 
     @property
     def include_logprobs(self) -> bool:
@@ -222,7 +223,7 @@ def parse_responses_request(body: dict[str, object]) -> ResponsesRequest:
     return parse_body(ResponsesRequest, body)
 
 
-def to_chat_body(request: ResponsesRequest, history: Sequence[dict[str, object]] = ()) -> dict[str, object]:
+def to_chat_body(request: ResponsesRequest, history: Sequence[Mapping[str, object]] = ()) -> dict[str, object]:
     """Return the body of the equivalent chat request. `history`: the chat messages that the input continues."""
     body = {
         **request.model_dump(include=COPIED_FIELDS),
@@ -245,16 +246,16 @@ def to_chat_body(request: ResponsesRequest, history: Sequence[dict[str, object]]
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _nest(model: BaseModel, type: str) -> dict[str, Any]:
+def _nest(model: BaseModel, type: str) -> dict[str, object]:
     """Return the object with its fields one level deeper, as chat completions have them."""
     return {"type": type, type: model.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)}
 
 
 def to_chat_messages(
-    instructions: str | None, items: Sequence[InputItem], history: Sequence[dict[str, Any]] = ()
-) -> list[dict[str, Any]]:
+    instructions: str | None, items: Sequence[InputItem], history: Sequence[Mapping[str, object]] = ()
+) -> list[dict[str, object]]:
     """Return the chat messages. An assistant's text and the tool calls that follow it become one message."""
-    chat_messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    chat_messages: list[dict[str, object]] = [{"role": "system", "content": instructions}] if instructions else []
     chat_messages += [dict(message) for message in history]
     for item in items:
         if isinstance(item, Message):
@@ -264,7 +265,7 @@ def to_chat_messages(
                 chat_messages.append({"role": "assistant", "content": None})
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
-            chat_messages[-1].setdefault("tool_calls", []).append(call)
+            as_list(chat_messages[-1].setdefault("tool_calls", [])).append(call)
         else:
             output = "".join(part.text for part in item.output)
             chat_messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})

@@ -1,29 +1,34 @@
 """Stored responses: read one, and continue the conversation that it belongs to."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.chat_messages import AssistantMessage
+from alignment.json_values import as_object, as_text
 from app.chat import histories, repository
 from app.core.errors import BadRequest, NotFound
+from app.inference.chat_format import ChatCompletion
 from app.models import Policy, Turn, TurnState, Version, to_completion_id
 from app.policies.references import version_name
 from app.responses.events import ResponseEvents, render_response
 from app.responses.request import ResponsesRequest
 
-PARAMS_KEY = "response"  # in a turn's `request_params`: the parameters that a chat request does not have
+NO_REPLY: AssistantMessage = {"role": "assistant", "content": None}
+PARAMS_KEY: Final = "response"  # in a turn's `request_params`: the parameters that a chat request does not have
 
 
 @dataclass(frozen=True)
 class PreviousResponse:
     """The messages of a response's conversation, its output included and its instructions not."""
 
-    messages: list[dict[str, Any]]
+    messages: Sequence[Mapping[str, object]]
     conversation_id: str | None
 
 
-def recorded_params(request: ResponsesRequest) -> dict[str, Any]:
+def recorded_params(request: ResponsesRequest) -> dict[str, object]:
     """Return what a turn records of the request beside the equivalent chat request.
 
     The instructions are the first message of its prompt.
@@ -32,20 +37,19 @@ def recorded_params(request: ResponsesRequest) -> dict[str, Any]:
     return {PARAMS_KEY: {name: value for name, value in fields.items() if value}}
 
 
-async def get_response(session: AsyncSession, project_id: str, response_id: str) -> dict[str, Any]:
+async def get_response(session: AsyncSession, project_id: str, response_id: str) -> dict[str, object]:
     """Return a response object as it was sent, without log-probs. Raises NotFound."""
     turn, policy, version = await _get_turn(session, project_id, response_id)
     instructions = (await _read_prompt(session, turn))[0]
     request, label, created = _to_request(turn, instructions), version_name(policy, version), int(turn.created_at)
     if turn.state == TurnState.OPEN:
-        started: dict[str, Any] = ResponseEvents(request, turn.completion_id, label, created).start()[0]["response"]
-        return started
+        return as_object(ResponseEvents(request, turn.completion_id, label, created).start()[0]["response"])
     prompt, output = turn.num_prompt_tokens or 0, turn.num_output_tokens or 0
-    completion = {
+    completion: ChatCompletion = {
         "id": turn.completion_id,
         "model": label,
         "created": created,
-        "choices": [{"message": turn.reply or {}, "finish_reason": turn.finish_reason}],
+        "choices": [{"message": turn.reply or NO_REPLY, "finish_reason": turn.finish_reason}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
     }
     response = render_response(request, completion)
@@ -83,11 +87,11 @@ async def _get_turn(session: AsyncSession, project_id: str, response_id: str) ->
     return turn, policy, version
 
 
-async def _read_prompt(session: AsyncSession, turn: Turn) -> tuple[str | None, list[dict[str, Any]]]:
+async def _read_prompt(session: AsyncSession, turn: Turn) -> tuple[str | None, list[dict[str, object]]]:
     """Return the instructions, if there are any, and the other messages of a turn's prompt."""
     messages = (await histories.read_messages(session, [turn.id])).get(turn.id, [])
     if messages and turn.request_params.get(PARAMS_KEY, {}).get("has_instructions"):
-        return messages[0]["content"], messages[1:]
+        return as_text(messages[0]["content"]), messages[1:]
     return None, messages
 
 
@@ -96,16 +100,16 @@ def _to_request(turn: Turn, instructions: str | None) -> ResponsesRequest:
     params, sampling = turn.request_params, turn.sampling
     tool_choice, text_format = params.get("tool_choice"), params.get("response_format")
     if isinstance(tool_choice, dict):
-        tool_choice = {"type": "function", **tool_choice["function"]}
+        tool_choice = {"type": "function", **as_object(tool_choice["function"])}
     if text_format is not None:
-        text_format = {"type": text_format["type"], **text_format.get("json_schema", {})}
+        text_format = {"type": text_format["type"], **as_object(text_format.get("json_schema", {}))}
     return ResponsesRequest.model_validate(
         {
             "model": "-",
             "input": "-",
             "instructions": instructions,
             "previous_response_id": params.get(PARAMS_KEY, {}).get("previous_response_id"),
-            "tools": [{"type": "function", **tool["function"]} for tool in params.get("tools", ())] or None,
+            "tools": [{"type": "function", **as_object(tool["function"])} for tool in params.get("tools", ())] or None,
             "tool_choice": tool_choice,
             "parallel_tool_calls": params.get("parallel_tool_calls"),
             "text": {"format": text_format} if text_format else None,

@@ -5,8 +5,8 @@
       └── return_samples ─┴───────────────────────────┘
 
 A returned sample is open again, unless its turn must not be learned from any more, a rater of it is quarantined, or it
-has returned MAX_RETURNS times before. `Feedback.batch_id` follows the samples. The caller holds the policy's lock. Rows
-are locked in the order of curation: rewards, samples, feedback.
+has returned MAX_RETURNS times before. `Feedback.batch_id` follows the samples. All batches of a call are of the locked
+policy. Rows are locked in the order of curation: rewards, samples, feedback.
 """
 
 from collections import defaultdict
@@ -30,6 +30,7 @@ from app.models import (
     SampleState,
     Turn,
 )
+from app.policies.locks import LockedPolicy
 from app.raters.service import BLOCKED
 from app.training.automated_samples import (
     find_voted,
@@ -55,8 +56,9 @@ NEVER_RECLAIMED = (
 )
 
 
-async def freeze(session: AsyncSession, batch: Batch, samples: Sequence[Sample]) -> None:
+async def freeze(locked: LockedPolicy, batch: Batch, samples: Sequence[Sample]) -> None:
     """Move open samples into the batch, with the feedback that their rewards come from."""
+    session = locked.session
     for sample in samples:
         sample.batch_id, sample.state, sample.rule, sample.reason = batch.id, SampleState.BATCHED, None, None
         session.add(BatchTurn(batch_id=batch.id, turn_id=sample.turn_id, automated=sample.is_automated))
@@ -64,8 +66,9 @@ async def freeze(session: AsyncSession, batch: Batch, samples: Sequence[Sample])
     await _assign_feedback(session, [sample.turn_id for sample in samples])
 
 
-async def mark_trained(session: AsyncSession, batch_id: str) -> None:
+async def mark_trained(locked: LockedPolicy, batch_id: str) -> None:
     """Mark the samples of a batch as trained. Curation opens those whose scores people have replaced meanwhile."""
+    session = locked.session
     await session.execute(
         update(Sample)
         .where(Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED)
@@ -79,7 +82,7 @@ async def mark_trained(session: AsyncSession, batch_id: str) -> None:
 async def drop_unlearned(
     session: AsyncSession, batch_id: str, rule: SampleRule, reason: str, condition: ColumnElement[bool]
 ) -> None:
-    """Drop samples of a batch that its update does not learn from."""
+    """Drop samples of a batch that its update does not learn from. Whoever has claimed the batch needs no lock."""
     turn_ids = list(
         await session.scalars(
             update(Sample)
@@ -109,7 +112,7 @@ async def _leave_batch(session: AsyncSession, batch_id: str, turn_ids: Collectio
 
 
 async def drop_trained(
-    session: AsyncSession, reasons: Mapping[str, str], rule: SampleRule, limit: int | None = None
+    locked: LockedPolicy, reasons: Mapping[str, str], rule: SampleRule, limit: int | None = None
 ) -> bool:
     """Drop the samples that versions have learned from, and that are not learned from again.
 
@@ -121,6 +124,7 @@ async def drop_trained(
     """
     if not reasons:
         return True
+    session = locked.session
     part = await _find_part(session, reasons, (SampleState.TRAINED,), limit)
     of_part = () if part is None else (Sample.turn_id.in_(part),)
     await session.execute(
@@ -144,7 +148,7 @@ async def drop_trained(
 
 
 async def return_samples(
-    session: AsyncSession,
+    locked: LockedPolicy,
     batch_ids: Collection[str],
     reason: str,
     exhausted: SampleRule | None = None,
@@ -163,6 +167,7 @@ async def return_samples(
     """
     if not batch_ids:
         return True
+    session = locked.session
     await forget_batches(session, batch_ids)
     in_batch: list[ColumnElement[bool]] = [Sample.batch_id.in_(batch_ids), Sample.state.in_(IN_BATCH)]
     part = await _find_part(session, batch_ids, IN_BATCH, limit)
@@ -195,10 +200,11 @@ async def _find_part(
     return turn_ids[:limit] if len(turn_ids) > limit else None
 
 
-async def return_unlearned(session: AsyncSession, batch_id: str, turn_ids: Collection[str], reason: str) -> None:
+async def return_unlearned(locked: LockedPolicy, batch_id: str, turn_ids: Collection[str], reason: str) -> None:
     """Return samples of a batch that its update has not learned from, as `return_samples` does. It does not count."""
     if not turn_ids:
         return
+    session = locked.session
     in_batch = (Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED, Sample.turn_id.in_(turn_ids))
     returned = await _reopen(session, turn_ids, reason, None, in_batch)
     await _leave_batch(session, batch_id, turn_ids)
@@ -247,13 +253,13 @@ async def _reopen(
 
 
 async def break_up_batches(
-    session: AsyncSession, batch_ids: Collection[str], state: BatchState, reason: str
+    locked: LockedPolicy, batch_ids: Collection[str], state: BatchState, reason: str
 ) -> list[str]:
     """Settle those of the batches that are open, and return their samples. Returns these batches' ids.
 
     The fencing token changes, so that a trainer that has claimed such a batch cannot commit it.
     """
-    settled = await session.execute(
+    settled = await locked.session.execute(
         update(Batch)
         .where(Batch.id.in_(batch_ids), Batch.state == BatchState.OPEN)
         .values(
@@ -267,12 +273,12 @@ async def break_up_batches(
         .returning(Batch.id)
     )
     settled_ids = sorted(settled.scalars())
-    await return_samples(session, settled_ids, f"its batch was broken up: {reason}")
+    await return_samples(locked, settled_ids, f"its batch was broken up: {reason}")
     return settled_ids
 
 
 async def reclaim_samples(
-    session: AsyncSession, batch_ids: Collection[str], after: str | None = None, limit: int | None = None
+    locked: LockedPolicy, batch_ids: Collection[str], after: str | None = None, limit: int | None = None
 ) -> str | None:
     """Mark the samples of these batches as trained again: versions of one line that learned from them are live again.
 
@@ -288,6 +294,7 @@ async def reclaim_samples(
     """
     if not batch_ids:
         return None
+    session = locked.session
     of_part: list[ColumnElement[bool]] = [BatchTurn.batch_id.in_(batch_ids), BatchTurn.turn_id > (after or "")]
     last: str | None = None
     if limit is not None:

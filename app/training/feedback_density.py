@@ -12,7 +12,8 @@ from app.core.database import Database, now
 from app.core.run_each import run_each
 from app.core.settings import Settings
 from app.models import AuditAction, Origin, Policy, Reward, Turn, TurnState
-from app.policies.service import audit_policy, lock_policy
+from app.policies.locks import lock_policy
+from app.policies.service import audit_policy
 from app.training.automated_samples import is_from_person
 
 MAX_REPLIES, MIN_REPLIES = 500, 200  # that the share is measured on
@@ -81,7 +82,7 @@ async def _record_share(session: AsyncSession, policy_id: str, share: float | No
     await session.execute(update(Policy).where(Policy.id == policy_id).values(feedback_share=share))
     if share is None or SPARSE_BELOW <= share <= DENSE_ABOVE:
         return
-    policy = await lock_policy(session, policy_id)
+    policy = (await lock_policy(session, policy_id)).policy
     becomes_sparse = share < SPARSE_BELOW
     if policy.sparse_feedback == becomes_sparse:
         return

@@ -11,6 +11,7 @@ from alignment.config.rewards import LEARNED
 from alignment.signals.agreement import Agreement
 from alignment.signals.combine_rewards import preference_pairs
 from alignment.signals.ranking_accuracy import RankEvidence, rank_pairs, rank_votes
+from app.core.rows import AnySelect
 from app.models import (
     NUMERIC_KINDS,
     RANKING_KINDS,
@@ -53,7 +54,7 @@ class HumanLabel(NamedTuple):
         return self.source.startswith(RANKING_PREFIXES)
 
 
-def select_labels(policy: Policy) -> Select[Any]:
+def select_labels(policy: Policy) -> AnySelect:
     """Return a query for the labels of turns that may be learned from, the newest first.
 
     Labels by quarantined or blocked raters are left out.
@@ -61,7 +62,7 @@ def select_labels(policy: Policy) -> Select[Any]:
     rater = and_(Rater.project_id == Turn.project_id, Rater.name == Reward.rater)
     excluded = Rater.standing.in_((RaterStanding.QUARANTINED, RaterStanding.BLOCKED))
     columns: tuple[Any, ...] = (Reward.turn_id, Reward.source, Reward.value, Reward.weight, Reward.rater)
-    query: Select[Any] = (
+    query: AnySelect = (
         select(*columns)
         .join(Turn, Turn.id == Reward.turn_id)
         .join(Project, Project.id == Turn.project_id)

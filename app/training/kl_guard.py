@@ -9,17 +9,22 @@ version that serves. In the synchronous mode only samples of the serving version
 is assembled.
 """
 
-from typing import Any
-
-from sqlalchemy.ext.asyncio import AsyncSession
+from typing import Protocol
 
 from app.core.database import now
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.models import AuditAction, LearningMode, Policy, Version
+from app.models import AuditAction, LearningMode, Version
+from app.policies.locks import LockedPolicy
 from app.policies.service import audit_policy
 
 KL_METRIC = "guard/kl"
+
+
+class Control(Protocol):
+    """An act on a policy's learning, such as `halt`."""
+
+    def __call__(self, locked: LockedPolicy, *, actor: str, reason: str | None) -> None: ...
 
 
 def describe_violation(version: Version, settings: Settings) -> str | None:
@@ -34,8 +39,9 @@ def describe_violation(version: Version, settings: Settings) -> str | None:
     return f"its KL from the parent version is {kl:.3g} per token; the limit `kl_guard` is {limit:g}"
 
 
-def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Settings) -> None:
+def raise_alarm(locked: LockedPolicy, reason: str, settings: Settings) -> None:
     """Count the rejection of a version as an alarm. The caller has set the head to the version that serves."""
+    policy = locked.policy
     policy.kl_alarms += 1
     if policy.mode == LearningMode.HALTED:
         return
@@ -47,32 +53,34 @@ def raise_alarm(session: AsyncSession, policy: Policy, reason: str, settings: Se
         mode, reason = LearningMode.HALTED, f"{reason}; {policy.kl_alarms} alarms in a row: {tried}"
     else:
         mode = LearningMode.SYNCHRONOUS
-    _set_mode(session, policy, mode, actor="guard", reason=reason)
+    _set_mode(locked, mode, actor="guard", reason=reason)
 
 
-def record_release(session: AsyncSession, policy: Policy, version: str) -> None:
+def record_release(locked: LockedPolicy, version: str) -> None:
     """Reset the alarms after a version went live; it ends the synchronous mode. `version` is its name."""
+    policy = locked.policy
     policy.kl_alarms = 0
     if policy.mode == LearningMode.SYNCHRONOUS:
-        _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{version} went live")
+        _set_mode(locked, LearningMode.ASYNCHRONOUS, actor="guard", reason=f"{version} went live")
 
 
-def halt(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
+def halt(locked: LockedPolicy, *, actor: str, reason: str | None) -> None:
     """Stop learning: the current update is finished, and no batch is assembled until `resume`."""
-    _set_mode(session, policy, LearningMode.HALTED, actor=actor, reason=reason)
+    _set_mode(locked, LearningMode.HALTED, actor=actor, reason=reason)
 
 
-def resume(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
+def resume(locked: LockedPolicy, *, actor: str, reason: str | None) -> None:
     """Return to the asynchronous mode and reset the alarms."""
-    policy.kl_alarms = 0
-    _set_mode(session, policy, LearningMode.ASYNCHRONOUS, actor=actor, reason=reason)
-    enqueue_after_commit(session, "assemble")
+    locked.policy.kl_alarms = 0
+    _set_mode(locked, LearningMode.ASYNCHRONOUS, actor=actor, reason=reason)
+    enqueue_after_commit(locked.session, "assemble")
 
 
-def _set_mode(session: AsyncSession, policy: Policy, mode: LearningMode, *, actor: str, reason: str | None) -> None:
+def _set_mode(locked: LockedPolicy, mode: LearningMode, *, actor: str, reason: str | None) -> None:
+    session, policy = locked
     previous = policy.mode
     if previous == mode:
         return
     policy.mode, policy.mode_reason, policy.mode_since = mode, reason, now()
-    details: dict[str, Any] = {"previous": previous, "kl_alarms": policy.kl_alarms}
-    audit_policy(session, policy, AuditAction(f"training.{mode}"), actor, reason, **details)
+    action = AuditAction(f"training.{mode}")
+    audit_policy(session, policy, action, actor, reason, previous=previous, kl_alarms=policy.kl_alarms)

@@ -16,8 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import database_time
 from app.core.jobs import enqueue_after_commit
-from app.models import Batch, LineMove, Policy, Reward, SampleRule, Turn, Version
+from app.models import Batch, LineMove, Reward, SampleRule, Turn, Version
 from app.policies.lines import LineVersion, compare_lines
+from app.policies.locks import LockedPolicy
 from app.policies.references import format_reference
 from app.training import batch_samples
 from app.training.automated_samples import is_from_person
@@ -52,14 +53,13 @@ async def is_moving(session: AsyncSession, policy_id: str) -> bool:
     return bool(await session.scalar(select(exists().where(LineMove.policy_id == policy_id))))
 
 
-async def begin_move(
-    session: AsyncSession, policy: Policy, old_id: str, new_id: str, *, rejection: str | None = None
-) -> None:
+async def begin_move(locked: LockedPolicy, old_id: str, new_id: str, *, rejection: str | None = None) -> None:
     """Store the move of the policy's samples from one version to another. If it is the next, make its first steps.
 
     These are one of the versions that leave the line, and one of those that join it, so that a small move is finished.
-    The caller holds the policy's lock. With `rejection`, the samples return for that reason, whoever has judged them.
+    With `rejection`, the samples return for that reason, whoever has judged them.
     """
+    session, policy = locked
     is_next = not await is_moving(session, policy.id)
     leaving, _ = await compare_lines(session, old_id, new_id)
     session.add(
@@ -75,9 +75,9 @@ async def begin_move(
     )
     await session.flush()
     if is_next and (step := await plan_step(session, policy.id, in_act=True)):
-        await make_step(session, policy, step)
+        await make_step(locked, step)
         if step.is_last and not step.joins and (step := await plan_step(session, policy.id, in_act=True)):
-            await make_step(session, policy, step)
+            await make_step(locked, step)
     if await is_moving(session, policy.id):
         enqueue_after_commit(session, "assemble")
 
@@ -102,17 +102,18 @@ async def plan_step(session: AsyncSession, policy_id: str, *, in_act: bool = Fal
     return Step(move.id, move.at_version_id, versions, not leaving, judged, is_last)
 
 
-async def make_step(session: AsyncSession, policy: Policy, step: Step) -> None:
-    """Make the step, unless another process has made it. The caller holds the policy's lock."""
+async def make_step(locked: LockedPolicy, step: Step) -> None:
+    """Make the step, unless another process has made it."""
+    session = locked.session
     move = await session.get(LineMove, step.move_id, populate_existing=True)
     if move is None or move.at_version_id != step.at_version_id:
         return
     last = step.versions[-1]
     if step.joins:
-        move.after_turn_id = await batch_samples.reclaim_samples(session, step.batch_ids, move.after_turn_id, STEP)
+        move.after_turn_id = await batch_samples.reclaim_samples(locked, step.batch_ids, move.after_turn_id, STEP)
         if move.after_turn_id is None:
             move.at_version_id = last.id
-    elif await _undo(session, policy, move, step):
+    elif await _undo(locked, move, step):
         assert last.parent_id is not None, "a version that leaves a line has a parent in the other one"
         move.at_version_id, move.undone_to = last.parent_id, last.number - 1
     if move.at_version_id == move.to_version_id:
@@ -134,22 +135,22 @@ async def _take_first(session: AsyncSession, versions: Sequence[LineVersion]) ->
     return taken
 
 
-async def _undo(session: AsyncSession, policy: Policy, move: LineMove, step: Step) -> bool:
+async def _undo(locked: LockedPolicy, move: LineMove, step: Step) -> bool:
     """Return or drop what these versions have learned from, at most STEP samples. Returns whether that was all."""
     if move.rejection is not None:
         rule = SampleRule.VERSION_REJECTED
-        return await batch_samples.return_samples(session, step.batch_ids, move.rejection, rule, STEP)
+        return await batch_samples.return_samples(locked, step.batch_ids, move.rejection, rule, STEP)
     reasons: dict[str, str] = {}
     unjudged: list[str] = []
     for version in step.versions:
         if version.batch_id is not None and version.id in step.judged:
-            name = format_reference(policy.name, version.number)
+            name = format_reference(locked.policy.name, version.number)
             reasons[version.batch_id] = f"{name} learned from it; people judged that version, and it was undone"
         elif version.batch_id is not None:
             unjudged.append(version.batch_id)
     rule = SampleRule.ROLLED_BACK
-    are_dropped = await batch_samples.drop_trained(session, reasons, rule, STEP)
-    are_returned = await batch_samples.return_samples(session, unjudged, batch_samples.UNDONE, rule, STEP)
+    are_dropped = await batch_samples.drop_trained(locked, reasons, rule, STEP)
+    are_returned = await batch_samples.return_samples(locked, unjudged, batch_samples.UNDONE, rule, STEP)
     return are_dropped and are_returned
 
 

@@ -1,6 +1,7 @@
 """The rewards and the rollout settings of a policy: its own or the deployment's, and the checks on its own."""
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import orjson
@@ -97,7 +98,7 @@ def redact_rewards(config: RewardsConfig) -> dict[str, object]:
     return view
 
 
-def load_verifier(body: dict[str, Any], settings: Settings) -> Verifier:
+def load_verifier(body: Mapping[str, object], settings: Settings) -> Verifier:
     """Return the verifier of a plan.
 
     Raises AlignmentError for an unknown or invalid one. The import of a custom function may raise anything.

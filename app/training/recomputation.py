@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from typing import Any
 
-from sqlalchemy import Row, Select, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import chunked, now
+from app.core.rows import AnyRow, AnySelect
 from app.models import Feedback, FeedbackRank, Sample, Turn
 from app.raters.service import RECOMPUTE_DELAY_SECONDS
 from app.training.vote_totals import reopen_votes
@@ -24,7 +24,7 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
     seqs: set[int] = set()
     for chunk in chunked(turn_ids):
         columns = (Turn.id, Turn.completion_id, Turn.project_id, Turn.conversation_id, Turn.episode_id)
-        of_projects: defaultdict[str, list[Row[*tuple[Any, ...]]]] = defaultdict(list)
+        of_projects: defaultdict[str, list[AnyRow]] = defaultdict(list)
         for row in await session.execute(select(*columns).where(Turn.id.in_(chunk)).order_by(Turn.id)):
             of_projects[row.project_id].append(row)
         for project_id, turns in of_projects.items():
@@ -50,7 +50,7 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
         await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
 
 
-def _select_feedback(project_id: str, turns: Sequence[Row[*tuple[Any, ...]]]) -> list[Select[*tuple[Any, ...]]]:
+def _select_feedback(project_id: str, turns: Sequence[AnyRow]) -> list[AnySelect]:
     """Return queries for the number of each feedback event and what of these turns of a project it is about.
 
     That is a turn (of rankings), a completion, twice an episode, or twice a conversation. An event on a turn is read

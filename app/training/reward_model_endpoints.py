@@ -1,7 +1,6 @@
 """/v1/policies/{name}/reward-models: reward models, their quality, and which one serves."""
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
@@ -12,6 +11,7 @@ from app.core.http import RowView, json_body
 from app.core.settings import Settings
 from app.models import Policy, RewardModel, RewardModelState
 from app.policies.context import OperatedPolicyDep, PolicyContext, Reason, ReasonBody, ViewedPolicyDep
+from app.policies.locks import LockedPolicy
 from app.projects.idempotency import IdempotentRoute
 from app.training import human_labels, reward_models
 from app.training.policy_config import effective_rewards, get_reward_model_source
@@ -90,13 +90,13 @@ async def fit_reward_model(
     context: OperatedPolicyDep, body: Annotated[FitRequest, json_body(FitRequest)]
 ) -> RewardModelView:
     """Request a fit on the feedback so far. The trainer runs it between two batches."""
-    async with context.write() as (session, policy):
-        get_reward_model_source(policy, context.settings)
+    async with context.write() as locked:
+        get_reward_model_source(locked.policy, context.settings)
         row = await reward_models.create_fit(
-            session, policy, actor=context.actor, reason=body.reason, serve_when_fitted=body.serve
+            locked, actor=context.actor, reason=body.reason, serve_when_fitted=body.serve
         )
-        await session.refresh(row)
-        return _view(policy, row)
+        await locked.session.refresh(row)
+        return _view(locked.policy, row)
 
 
 @router.post("/{number}/serve")
@@ -111,12 +111,17 @@ async def disable_reward_model(context: OperatedPolicyDep, number: Number, body:
     return await _change_state(reward_models.disable, context, number, body)
 
 
-async def _change_state(
-    change: Callable[..., Awaitable[None]], context: PolicyContext, number: int, body: Reason
-) -> RewardModelView:
-    async with context.write() as (session, policy):
+class Change(Protocol):
+    """An act on a reward model: `reward_models.serve` or `disable`."""
+
+    async def __call__(self, locked: LockedPolicy, row: RewardModel, *, actor: str, reason: str | None) -> None: ...
+
+
+async def _change_state(change: Change, context: PolicyContext, number: int, body: Reason) -> RewardModelView:
+    async with context.write() as locked:
+        session, policy = locked
         row = await reward_models.get_reward_model(session, policy, number)
-        await change(session, policy, row, actor=context.actor, reason=body.reason)
+        await change(locked, row, actor=context.actor, reason=body.reason)
         await session.flush()
         await session.refresh(row)
         return _view(policy, row)

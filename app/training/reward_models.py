@@ -19,6 +19,7 @@ from app.core.database import now
 from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
 from app.models import AuditAction, Policy, RewardModel, RewardModelState, RewardModelTurn, new_id
+from app.policies.locks import LockedPolicy
 from app.policies.service import audit_policy
 
 SERVING_AUC_LOW = "serving_auc_low"  # of RewardModel.metrics: the lower bound by people's feedback since it serves
@@ -111,12 +112,10 @@ async def summarize(session: AsyncSession, policies: Sequence[Policy]) -> list[d
 
 
 async def create_fit(
-    session: AsyncSession, policy: Policy, *, actor: str, reason: str | None, serve_when_fitted: bool = True
+    locked: LockedPolicy, *, actor: str, reason: str | None, serve_when_fitted: bool = True
 ) -> RewardModel:
-    """Create a reward model to be fitted. The caller holds the policy's lock.
-
-    Raises Conflict while another fit is open.
-    """
+    """Create a reward model to be fitted. Raises Conflict while another fit is open."""
+    session, policy = locked
     open_fit = await find_newest(session, policy.id, RewardModelState.OPEN)
     if open_fit is not None:
         raise Conflict(f"{reward_model_name(policy, open_fit)} is being fitted.", code="fit_under_way")
@@ -139,8 +138,9 @@ async def create_fit(
     return row
 
 
-async def serve(session: AsyncSession, policy: Policy, row: RewardModel, *, actor: str, reason: str | None) -> None:
+async def serve(locked: LockedPolicy, row: RewardModel, *, actor: str, reason: str | None) -> None:
     """Let the reward model serve, and retire the one that did. Idempotent. Raises Conflict if it cannot serve."""
+    session, policy = locked
     if row.state == RewardModelState.SERVING:
         return
     name = reward_model_name(policy, row)
@@ -148,41 +148,43 @@ async def serve(session: AsyncSession, policy: Policy, row: RewardModel, *, acto
         raise Conflict(f"{name} has learned from erased data.", code="reward_model_tainted")
     if row.state not in MAY_SERVE or row.path is None:
         raise Conflict(f"{name} is {row.state}: it cannot serve.", code="reward_model_state")
-    await retire_serving(session, policy)
-    await _set_state(session, policy, row, RewardModelState.SERVING, actor, reason)
+    await retire_serving(locked)
+    await _set_state(locked, row, RewardModelState.SERVING, actor, reason)
     row.served_at = now()
     enqueue_after_commit(session, "train")
 
 
-async def retire_serving(session: AsyncSession, policy: Policy) -> None:
+async def retire_serving(locked: LockedPolicy) -> None:
     """Retire the reward model that serves; another can serve only after that."""
-    await session.execute(
+    await locked.session.execute(
         update(RewardModel)
-        .where(RewardModel.policy_id == policy.id, RewardModel.state == RewardModelState.SERVING)
+        .where(RewardModel.policy_id == locked.policy.id, RewardModel.state == RewardModelState.SERVING)
         .values(state=RewardModelState.RETIRED, reason="a later one serves")
         .execution_options(synchronize_session="fetch")
     )
 
 
-async def disable(session: AsyncSession, policy: Policy, row: RewardModel, *, actor: str, reason: str | None) -> None:
+async def disable(locked: LockedPolicy, row: RewardModel, *, actor: str, reason: str | None) -> None:
     """Stop using the reward model. Idempotent. Raises Conflict if it does not serve.
 
     If an operator disables it, an open fit will not serve in its place.
     """
+    session, policy = locked
     if row.state == RewardModelState.DISABLED:
         return
     if row.state != RewardModelState.SERVING:
         name = reward_model_name(policy, row)
         raise Conflict(f"{name} is {row.state}: it does not serve.", code="reward_model_state")
-    await _set_state(session, policy, row, RewardModelState.DISABLED, actor, reason)
+    await _set_state(locked, row, RewardModelState.DISABLED, actor, reason)
     if actor not in AUTOMATIC_ACTORS:
         open_fits = (RewardModel.policy_id == policy.id, RewardModel.state == RewardModelState.OPEN)
         await session.execute(update(RewardModel).where(*open_fits).values(serve_when_fitted=False))
 
 
 async def _set_state(
-    session: AsyncSession, policy: Policy, row: RewardModel, state: RewardModelState, actor: str, reason: str | None
+    locked: LockedPolicy, row: RewardModel, state: RewardModelState, actor: str, reason: str | None
 ) -> None:
+    session, policy = locked
     row.state, row.actor, row.reason = state, actor, reason
     await session.flush()
     name = reward_model_name(policy, row)

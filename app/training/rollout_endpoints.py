@@ -99,9 +99,9 @@ async def put_rollouts(
 @router.delete("")
 async def reset_rollouts(context: OperatedPolicyDep) -> RolloutsView:
     """Return to the deployment's settings."""
-    async with context.write() as (session, policy):
-        await reset_override(session, policy, "rollouts", actor=context.actor)
-        return await _view_rollouts(session, policy, context.settings)
+    async with context.write() as locked:
+        await reset_override(locked, "rollouts", actor=context.actor)
+        return await _view_rollouts(*locked, context.settings)
 
 
 @router.post("/plans", status_code=201)

@@ -171,7 +171,7 @@ async def create_plan(
     )
     session.add(plan)
     await session.flush()
-    details: dict[str, Any] = {"policy": policy.name, "n": request.n}
+    details: dict[str, object] = {"policy": policy.name, "n": request.n}
     audit_policy(session, policy, AuditAction.ROLLOUT_PLAN_CREATED, actor, subject=plan.id, **details)
     enqueue_after_commit(session, "rollout")
     return plan

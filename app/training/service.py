@@ -26,6 +26,7 @@ from app.models import (
     VersionState,
 )
 from app.policies import repository
+from app.policies.locks import LockedPolicy
 from app.policies.overrides import effective_settings
 from app.policies.references import version_name
 from app.policies.service import audit_policy
@@ -290,8 +291,9 @@ async def _count_selectable(
     return fewest, limiting
 
 
-def trigger(session: AsyncSession, policy: Policy, *, actor: str, reason: str | None) -> None:
+def trigger(locked: LockedPolicy, *, actor: str, reason: str | None) -> None:
     """Let the next batch have as few as two samples. Raises Conflict while learning is halted."""
+    session, policy = locked
     if policy.state != PolicyState.ACTIVE:
         raise Conflict(f"'{policy.name}' is {policy.state}{_undo(policy)}.", code="policy_not_active")
     if policy.mode == LearningMode.HALTED:

@@ -4,6 +4,7 @@ Open samples are dropped, frozen batches with these turns are refused, and versi
 them are marked as tainted.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import delete, select, update
@@ -28,34 +29,40 @@ from app.models import (
     Version,
     lock_turns,
 )
+from app.policies.locks import LockedPolicy, lock_policies
 from app.policies.repository import select_descendants
 from app.training import batch_samples, reward_models
 from app.training.policy_config import effective_rewards
 
+LockedPolicies = Mapping[str, LockedPolicy]  # by id
 WITHDRAWN = "all feedback about its turn was withdrawn or replaced by feedback without a reward"
 REASONS = {SampleRule.ERASED: batch_samples.ERASED, SampleRule.WITHDRAWN: WITHDRAWN}
 SAMPLES_ERASED = "some of its samples were erased"
 REWARD_MODEL_DATA_ERASED = "some of the data it learned from was erased"
 
 
-async def lock_policies_and_turns(session: AsyncSession, project_id: str, turn_ids: Collection[str]) -> None:
-    """Lock the project's policies, then the turns.
+async def lock_policies_and_turns(session: AsyncSession, project_id: str, turn_ids: Collection[str]) -> LockedPolicies:
+    """Lock the project's policies, then the turns. Returns the policies by id.
 
     Assembling and committing an update lock the policy first too, so no batch is frozen or trained meanwhile.
     """
-    policies = select(Policy.id).where(Policy.project_id == project_id)
-    await session.execute(policies.order_by(Policy.id).with_for_update(key_share=True))
+    of_project = select(Policy.id).where(Policy.project_id == project_id).order_by(Policy.id)
+    policies = await lock_policies(session, list(await session.scalars(of_project)))
     await lock_turns(session, turn_ids)
+    return policies
 
 
-async def unlearn_turns(session: AsyncSession, erased: Collection[str], affected: Collection[str]) -> list[str]:
+async def unlearn_turns(
+    session: AsyncSession, policies: LockedPolicies, erased: Collection[str], affected: Collection[str]
+) -> list[str]:
     """Drop the samples of these turns, and return the ids of the batches that were refused.
 
     Args:
+        policies: All policies of the project.
         erased: Turns that must never be learned from again.
         affected: Turns that are processed again, because feedback that counted for them is gone.
     """
-    refused = await break_up_batches(session, [*erased, *affected])
+    refused = await break_up_batches(session, policies, [*erased, *affected])
     await drop_samples(session, erased, (SampleState.OPEN, SampleState.QUARANTINED), SampleRule.ERASED)
     quarantined = await _turns_of_quarantined_raters(session, affected)
     await drop_samples(
@@ -79,16 +86,23 @@ async def _turns_of_quarantined_raters(session: AsyncSession, turn_ids: Collecti
     return set(await session.scalars(query))
 
 
-async def break_up_batches(session: AsyncSession, turn_ids: Collection[str]) -> list[str]:
-    """Refuse the open batches with these turns, return their samples, and return the batches' ids.
+async def break_up_batches(session: AsyncSession, policies: LockedPolicies, turn_ids: Collection[str]) -> list[str]:
+    """Refuse the open batches of the policies with these turns, return their samples, and return the batches' ids.
 
     The fencing token changes, so that a trainer that has claimed such a batch cannot commit it.
     """
-    query = select(Sample.batch_id).where(
-        Sample.turn_id.in_(turn_ids), Sample.state == SampleState.BATCHED, Sample.batch_id.is_not(None)
-    )
-    batch_ids = {batch_id for batch_id in await session.scalars(query) if batch_id is not None}
-    return await batch_samples.break_up_batches(session, batch_ids, BatchState.REFUSED, SAMPLES_ERASED)
+    has_turn = (Sample.turn_id.in_(turn_ids), Sample.state == SampleState.BATCHED, Sample.batch_id.is_not(None))
+    batches = select(Sample.policy_id, Sample.batch_id).where(*has_turn).group_by(Sample.policy_id, Sample.batch_id)
+    rows = await session.execute(batches.order_by(Sample.policy_id, Sample.batch_id))
+    by_policy: defaultdict[str, list[str]] = defaultdict(list)
+    for policy_id, batch_id in rows:
+        by_policy[policy_id].append(batch_id or "")
+    refused: list[str] = []
+    for policy_id, batch_ids in by_policy.items():
+        refused += await batch_samples.break_up_batches(
+            policies[policy_id], batch_ids, BatchState.REFUSED, SAMPLES_ERASED
+        )
+    return sorted(refused)
 
 
 async def drop_samples(
@@ -110,23 +124,26 @@ async def mark_tainted(session: AsyncSession, version_ids: Collection[str]) -> N
     await session.execute(taint.values(tainted_at=now()))
 
 
-async def unlearn_reward_models(session: AsyncSession, turns: Mapping[str, float], settings: Settings) -> list[str]:
+async def unlearn_reward_models(
+    session: AsyncSession, policies: LockedPolicies, turns: Mapping[str, float], settings: Settings
+) -> list[str]:
     """Taint the reward models that learned from these turns, and return their names.
 
     A fit that is running loses its lease and reads the remaining data again. A reward model that serves is disabled,
-    and another fit is requested. The caller holds the locks of the policies.
+    and another fit is requested.
 
     Args:
+        policies: All policies of the project.
         turns: For each turn id, when the erased feedback on it was given (Unix seconds).
     """
     tainted: list[str] = []
     for row in await reward_models.lock_fitted_on(session, turns):
-        policy = await session.get_one(Policy, row.policy_id)
+        locked = policies[row.policy_id]
         if row.state == RewardModelState.OPEN:
             await _restart_fit(session, row)
         elif row.path is not None and await _has_read(session, row, turns):
-            tainted.append(reward_models.reward_model_name(policy, row))
-            await _taint(session, policy, row, settings)
+            tainted.append(reward_models.reward_model_name(locked.policy, row))
+            await _taint(locked, row, settings)
     return tainted
 
 
@@ -152,14 +169,15 @@ async def _restart_fit(session: AsyncSession, row: RewardModel) -> None:
     enqueue_after_commit(session, "train")
 
 
-async def _taint(session: AsyncSession, policy: Policy, row: RewardModel, settings: Settings) -> None:
+async def _taint(locked: LockedPolicy, row: RewardModel, settings: Settings) -> None:
+    session, policy = locked
     was_serving = row.state == RewardModelState.SERVING
     if row.tainted_at is None:
         row.tainted_at = now()
     if not was_serving:
         return
-    await reward_models.disable(session, policy, row, actor=reward_models.ERASURE, reason=REWARD_MODEL_DATA_ERASED)
+    await reward_models.disable(locked, row, actor=reward_models.ERASURE, reason=REWARD_MODEL_DATA_ERASED)
     open_fit = await reward_models.find_newest(session, policy.id, RewardModelState.OPEN)
     if open_fit is None and effective_rewards(policy, settings).reward_model is not None:
         reason = f"{reward_models.reward_model_name(policy, row)}: {REWARD_MODEL_DATA_ERASED}"
-        await reward_models.create_fit(session, policy, actor=reward_models.ERASURE, reason=reason)
+        await reward_models.create_fit(locked, actor=reward_models.ERASURE, reason=reason)

@@ -7,8 +7,10 @@ few rows match costs no more than any other; such a page may hold few rows, or n
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, select, tuple_
+from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.core.rows import AnyRow, AnySelect
 
 MAX_SCANNED = 5000
 
@@ -16,13 +18,13 @@ MAX_SCANNED = 5000
 class ScannedPage(NamedTuple):
     """`last` is the key after which the next page begins; None on the last page."""
 
-    rows: list[Any]
+    rows: list[AnyRow]
     last: tuple[Any, ...] | None
 
 
 async def read_page(
     session: AsyncSession,
-    query: Select[Any],
+    query: AnySelect,
     key: Sequence[Any],
     *,
     indexed: Sequence[ColumnElement[bool]],

@@ -1,6 +1,6 @@
 """Lists of turns, conversations and feedback, the newest first, with filters."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -11,6 +11,7 @@ from sqlalchemy.orm import aliased, defer
 from app.core.errors import BadRequest, require_row
 from app.core.pagination import Page
 from app.core.planner import prefer_indexes
+from app.feedback.feedback_rows import to_feedback_row
 from app.feedback.queries import read_views, select_all_feedback
 from app.feedback.schemas import FeedbackView
 from app.models import Feedback, Origin, Policy, Reward, RouteReason, Sample, Turn, TurnState, Version
@@ -216,7 +217,7 @@ def _view(turn: Turn, policy: str, number: int, sample_state: str | None, votes:
     )
 
 
-def _preview(message: dict[str, Any]) -> str | None:
+def _preview(message: Mapping[str, object]) -> str | None:
     """Return the beginning of a message's text; its content is a text or a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
@@ -265,7 +266,7 @@ async def list_feedback(
         last = (require_row(seq, f"There is no feedback '{after}'.", param="after"),)
     query = select_all_feedback().add_columns(Feedback.seq.label("key"))
     page = await read_page(session, query, (Feedback.seq,), indexed=indexed, filters=filters, after=last, limit=limit)
-    rows = [row._mapping for row in page.rows]
+    rows = [to_feedback_row(row._mapping) for row in page.rows]
     views = [FeedbackView.model_validate(view) for view in await read_views(session, project_id, rows)]
     last_id = views[-1].id if views else None
     if page.last is not None:

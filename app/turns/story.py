@@ -1,16 +1,18 @@
 """/v1/turns/{id}/story: one turn, with its conversation, and all that became of it up to the versions it taught."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.json_values import JsonObject
 from app.chat.histories import read_messages
 from app.core.errors import require_row
 from app.core.http import RowView
 from app.core.planner import prefer_indexes
+from app.feedback.feedback_rows import FeedbackRow, to_feedback_row
 from app.feedback.queries import read_views, select_feedback_on_turn
 from app.feedback.schemas import FeedbackView
 from app.models import (
@@ -130,8 +132,8 @@ class TurnStory(RowView):
     deleted_at: float | None
     end_user: str | None
     key_id: str | None
-    metadata: dict[str, Any]
-    sampling: dict[str, Any]
+    metadata: JsonObject
+    sampling: JsonObject
     conversation_id: str | None
     episode_id: str | None
     episode_step: int | None
@@ -142,8 +144,8 @@ class TurnStory(RowView):
     parent_id: str | None
     shadow_of_id: str | None
     prefix_reuse: str | None
-    messages: list[dict[str, Any]] = Field(description="of the prompt; empty once the turn is deleted")
-    reply: dict[str, Any] | None
+    messages: list[JsonObject] = Field(description="of the prompt; empty once the turn is deleted")
+    reply: JsonObject | None
     tokens: Tokens
     exclusion: Exclusion | None = Field(description="null where the turn may be trained on")
     conversation: list[ConversationTurn] = Field(description="its newest 100 chat turns, the oldest first")
@@ -221,17 +223,17 @@ async def _read_conversation(session: AsyncSession, turn: Turn) -> list[Conversa
 
 async def _read_feedback(session: AsyncSession, turn: Turn) -> list[StoryFeedback]:
     query = select_feedback_on_turn(turn).order_by(Feedback.seq.desc()).limit(MAX_FEEDBACK)
-    rows = (await session.execute(query)).mappings().all()[::-1]
+    rows = [to_feedback_row(row) for row in (await session.execute(query)).mappings()][::-1]
     views = await read_views(session, turn.project_id, rows)
     raters = [_rater_of(row, turn) for row in rows]
     standings = await _read_standings(session, turn.project_id, raters)
     return [
-        StoryFeedback.model_validate(view | {"rater": rater, "standing": standings.get(rater or "")})
+        StoryFeedback.model_validate({**view, "rater": rater, "standing": standings.get(rater or "")})
         for view, rater in zip(views, raters, strict=True)
     ]
 
 
-def _rater_of(row: Mapping[Any, Any], turn: Turn) -> str | None:
+def _rater_of(row: FeedbackRow, turn: Turn) -> str | None:
     """Return the rater whom the feedback names; a person without a name is the end user of the conversation."""
     if row["emptied_at"] is not None:
         return None

@@ -1,5 +1,6 @@
 """The layers: import contracts, cycles, and which module may name which library."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -54,6 +55,39 @@ def test_app_starts_without_torch() -> None:
     command = [sys.executable, "-c", program, *TORCH_LIBRARIES]
     result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_modules_with_routes_are_imported_by_main_only() -> None:
+    """What others need of them is in views or services. The console's pages are an application of their own."""
+    modules = [module for module in find_modules("app") if not module.name.startswith("app.console.")]
+    with_routes = {module.name for module in modules if "APIRouter(" in module.source} - {"app.main"}
+    importers = {
+        target: name
+        for name, targets in import_graph(find_modules(*PACKAGES)).items()
+        for target in with_routes & targets
+        if name != "app.main"
+    }
+    assert len(with_routes) > 20 and importers == {}
+
+
+def test_no_handler_calls_another() -> None:
+    def find_handlers(module: Module) -> set[str]:
+        functions = (node for node in ast.walk(module.tree) if isinstance(node, ast.AsyncFunctionDef))
+        return {node.name for node in functions if any("router." in ast.unparse(each) for each in node.decorator_list)}
+
+    def find_calls(module: Module) -> set[str]:
+        calls = (node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+        return {function.id for function in calls if isinstance(function, ast.Name)}
+
+    modules = find_modules("app")
+    assert sum(len(find_handlers(module)) for module in modules) > 100
+    called = {module.name: find_handlers(module) & find_calls(module) for module in modules}
+    assert {name: names for name, names in called.items() if names} == {}
+
+
+def test_only_the_lock_makes_a_locked_policy() -> None:
+    makers = {module.name for module in find_modules("app", "workers", "demo") if "LockedPolicy(" in module.source}
+    assert makers == {"app.policies.locks"}
 
 
 def test_routes_of_an_engine_are_in_its_package_only() -> None:

@@ -11,19 +11,21 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select, text
 
 from app.chat.conversations import find_parent, prefix_hashes
-from app.chat.histories import count_common
+from app.chat.histories import WHOLE_PROMPT, PromptBeginning, count_common
+from app.chat.new_turn import NewTurn
 from app.chat.turn_writer import TurnEnd, TurnStart, TurnWriter
 from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.telemetry import Telemetry
 from app.inference.capture import Capture
-from app.models import Policy, Turn, TurnState, Version, new_id
+from app.models import Origin, Policy, Turn, TurnState, Version, new_id
 from app.projects.auth import Caller
 from app.projects.service import bootstrap
 
@@ -39,9 +41,9 @@ def make_text(rng: random.Random) -> str:
 class Chat:
     """A chat whose turns are written as the service writes them: parent, start, end."""
 
-    def __init__(self, writer: TurnWriter, db: Database, base: dict[str, Any], *, n: int, shares: bool) -> None:
+    def __init__(self, writer: TurnWriter, db: Database, base: NewTurn, *, n: int, shares: bool) -> None:
         self._writer, self._db, self._base, self._n, self._shares = writer, db, base, n, shares
-        self._caller = Caller(base["project_id"], base["key_id"], "sk-test", ("chat",), train=True)
+        self._caller = Caller(base.project_id, base.key_id or "", "sk-test", ("chat",), train=True)
         self._rng = random.Random(7)
         self._messages: list[dict[str, Any]] = []
         self._ids: list[int] = []
@@ -59,41 +61,62 @@ class Chat:
             assert parent is not None
         history = parent.history if parent is not None and self._shares else None
         ids = [new_id("chatcmpl") for _ in range(self._n)]
-        first = history.columns(messages) if history else {"history_id": None, "num_history_messages": 0}
-        other = {"history_id": ids[0], "num_history_messages": len(messages)} if self._shares else first
-        rows = [
-            {
-                **self._base,
-                **{"id": id, "completion_id": ids[0], "choice_index": index, "own_messages": messages},
-                **(other if index else first),
-            }
+        first = history.begin(messages) if history else WHOLE_PROMPT
+        other = PromptBeginning(ids[0], len(messages)) if self._shares else first
+        turns = [
+            replace(
+                self._base,
+                id=id,
+                completion_id=ids[0],
+                choice_index=index,
+                own_messages=messages,
+                history_id=(other if index else first).history_id,
+                num_history_messages=(other if index else first).num_messages,
+            )
             for index, id in enumerate(ids)
         ]
-        await self._writer.record_start(TurnStart(rows))
+        await self._writer.record_start(TurnStart(turns))
         ends = []
-        for index, (row, reply, output) in enumerate(zip(rows, replies, output_ids, strict=True)):
+        for index, (turn, reply, output) in enumerate(zip(turns, replies, output_ids, strict=True)):
             shared: Sequence[int] = prompt_ids if index and self._shares else history.token_ids if history else ()
             capture = Capture(prompt_ids, output, [-0.5] * 60, reply["content"], [], "stop", [])
             prefix_hash = prefix_hashes([*messages, reply])[-1]
             num_tokens = count_common(shared, prompt_ids)
-            values = {"prefix_hash": prefix_hash, "history_id": row["history_id"], "num_history_tokens": num_tokens}
-            ends.append(TurnEnd(row["id"], TurnState.DONE, capture, **values))
+            ends.append(
+                TurnEnd(
+                    turn.id,
+                    TurnState.DONE,
+                    capture,
+                    prefix_hash=prefix_hash,
+                    history_id=turn.history_id,
+                    num_history_tokens=num_tokens,
+                )
+            )
         await asyncio.gather(*(self._writer.record_end(end) for end in ends))
         self.seconds.append(time.perf_counter() - started)
         self._messages.append(replies[0])
         self._ids = [*prompt_ids, *output_ids[0]]
 
 
-async def create_base(db: Database) -> dict[str, Any]:
+async def create_base(db: Database) -> NewTurn:
     async with db.write() as session:
         await bootstrap(session, "shop", "model")
     async with db.read() as session:
         policy, version = (await session.scalars(select(Policy))).one(), (await session.scalars(select(Version))).one()
-    return {
-        **{"project_id": policy.project_id, "policy_id": policy.id, "version_id": version.id, "key_id": "key-1"},
-        **{"engine": "engine-0", "stream": False, "sampling": {"temperature": 1.0}, "end_user": "ada"},
-        **{"conversation_id": None, "request_metadata": {}, "request_params": {}},
-    }
+    return NewTurn(
+        id="",
+        completion_id="",
+        choice_index=0,
+        project_id=policy.project_id,
+        policy_id=policy.id,
+        version_id=version.id,
+        origin=Origin.CHAT,
+        engine="engine-0",
+        own_messages=[],
+        sampling={"temperature": 1.0},
+        key_id="key-1",
+        end_user="ada",
+    )
 
 
 async def column_bytes(db: Database) -> dict[str, float]:

@@ -121,7 +121,7 @@ async def compare(db: Database, traffic: Traffic) -> Comparison:
     async with db.read() as session:
         for source_id, kind, value, raw_value in await session.execute(query.order_by(Feedback.seq)):
             vote = int(str(source_id).rpartition("u-")[2])
-            counted[vote].append(raw_value if kind == "comment" else value > 0)
+            counted[vote].append(str(raw_value) if kind == "comment" else (value or 0.0) > 0)
     states = {vote: [] if value is None else [value] for vote, value in enumerate(traffic.expected)}
     wrong = {vote: counted[vote] for vote in states.keys() | counted.keys() if counted[vote] != states.get(vote)}
     return Comparison(sum(map(len, counted.values())), wrong)

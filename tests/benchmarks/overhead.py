@@ -9,7 +9,7 @@ from uuid import uuid4
 import uvloop
 from sqlalchemy import func, select
 
-from app.inference.request import ChatCall, Sampling
+from app.inference.request import ChatCall, EngineTarget, Sampling
 from app.inference.sglang.chat import chat_body
 from app.models import Turn, TurnState
 from tests.benchmarks.deployment import DATABASES, POLICY, Deployment, deployment, machine, scripted_process
@@ -44,7 +44,7 @@ class Comparison:
 
 def engine_request(url: str, stream: bool) -> bytes:
     """Return the request that Attune sends to the engine for this chat. Its id may repeat: the engine ignores it."""
-    call = ChatCall(f"chatcmpl-{uuid4().hex}", MESSAGES, Sampling(512), extra_key="bench")
+    call = ChatCall(f"chatcmpl-{uuid4().hex}", MESSAGES, Sampling(512), EngineTarget(prefix_key="bench"))
     return post(url, "/v1/chat/completions", chat_body(call, stream=stream))
 
 

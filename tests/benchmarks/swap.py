@@ -30,9 +30,9 @@ from app.core.jobs import TaskSender, make_celery
 from app.core.migrate import upgrade
 from app.core.processes import ManagedProcess
 from app.core.settings import DEMO_MODEL, Settings
+from app.engines.fleet import is_loaded
 from app.inference.keys import load_engine_keys
 from app.models import Audit, Engine, EngineState, Origin, Policy, Turn, Version, VersionState
-from app.policies.service import is_loaded
 from app.projects.service import bootstrap
 from demo.recompute_logprobs import check_logprobs
 from tests.benchmarks.deployment import POLICY, database, machine
@@ -92,7 +92,7 @@ async def run_deployment(kind: str, *, replicas: int, apis: int, **overrides: An
             task_sender = TaskSender(make_celery(settings.broker.url, settings.broker_dir))
             db = Database(url, task_sender)
             async with db.write() as session:
-                key = await bootstrap(session, settings.policy, settings.model, settings.trainer.adaptation)
+                key = await bootstrap(session, settings.policy, settings.model)
             async with db.read() as session:
                 policy_id = await session.scalar(select(Policy.id))
             assert key is not None and policy_id is not None

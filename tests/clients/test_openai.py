@@ -8,6 +8,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from alignment.json_values import as_object
 from demo.dialogues import ORDER_STATUS, SYSTEM
 from tests.clients.conftest import CONSTRAINED, Record, Running, assert_exact
 from tests.clients.retries import with_retries
@@ -101,7 +102,7 @@ def test_structured_output(client: openai.OpenAI, record: Record) -> None:
     reply = client.chat.completions.parse(model="shop", messages=MESSAGES, response_format=Opening, max_tokens=64)
     assert isinstance(reply.choices[0].message.parsed, Opening)
     turn = record.turn(reply.id, exclusion_reason=CONSTRAINED)
-    assert turn.request_params["response_format"]["json_schema"]["strict"] is True
+    assert as_object(turn.request_params["response_format"]["json_schema"])["strict"] is True
 
 
 @with_retries

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from alignment.artifacts.specs import AdapterSpec
 from app.inference.engine import EngineClient
-from app.inference.request import ChatCall, Sampling
+from app.inference.request import ChatCall, EngineTarget, Sampling
 from app.inference.sglang.client import SGLangClient
 from app.inference.transport import EngineRefused, EngineUnavailable
 from tests.families.training import Scores, TrainedFamily, sequences
@@ -49,7 +49,9 @@ async def serve_family(checkpoint: Path, trained: TrainedFamily, folder: Path) -
         await client.load_adapter("shop-v1", first.folder)
         distances.append(max_difference(await client.score("shop-v1", sequences()), first.logprobs))
         sampling = Sampling(64, temperature=1.0)
-        call = ChatCall(f"chatcmpl-{uuid4().hex}", [{"role": "user", "content": "Hello"}], sampling, adapter="shop-v1")
+        call = ChatCall(
+            f"chatcmpl-{uuid4().hex}", [{"role": "user", "content": "Hello"}], sampling, EngineTarget(adapter="shop-v1")
+        )
         reply, _ = await asyncio.gather(client.complete(call), client.load_adapter("shop-v2", second.folder))
         assert reply.capture.output_ids, "the reply that ran during the swap is empty"
         distances.append(max_difference(await client.score("shop-v2", sequences()), second.logprobs))

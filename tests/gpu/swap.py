@@ -34,7 +34,8 @@ from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions
 from tests.gpu.trainer import SIZES, base_model
 from tests.support.adapters import adapter_spec
 from tests.support.engine_fixture import PYTHON, RunningEngine
-from workers.release.verify_delivery import Timings, build_payload, load_and_verify
+from workers.release.delivery.adapters import build_payload, load_and_verify
+from workers.release.verify_delivery import Timings
 
 START_SECONDS = 600.0
 TOKENS = 96

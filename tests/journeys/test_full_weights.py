@@ -38,7 +38,7 @@ async def deployment(tmp_path: Path) -> Harness:
     await asyncio.to_thread(upgrade, settings.database_url)
     db = Database(settings.database_url)
     async with db.write() as session:
-        key = await bootstrap(session, settings.policy, settings.model, settings.trainer.adaptation)
+        key = await bootstrap(session, settings.policy, settings.model)
     assert key is not None
     save_api_key(settings, key)
     return Harness(settings=settings, db=db, key=key)

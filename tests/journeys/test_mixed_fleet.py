@@ -23,7 +23,8 @@ from tests.support.deployment import Harness
 from tests.support.engine_adapters import ReferenceWeights
 from tests.support.engine_fixture import RunningEngine
 from tests.support.processes import processes, until
-from workers.release.verify_delivery import NotDelivered, Timings, verify_on_engines
+from workers.release.delivery.adapters import verify_on_engines
+from workers.release.verify_delivery import NotDelivered, Timings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 RELEASES = 2

@@ -23,7 +23,7 @@ from tests.support.engine_fixture import RunningEngine
 from tests.support.judgements import ScriptedEndpoint
 from workers.curate import curate
 from workers.judging.judge import judge
-from workers.reconcile import unload_unused_adapters
+from workers.release.adapter_sync import unload_unused_adapters
 from workers.release.evaluate import evaluate
 from workers.release.publish import check_shadow_deployments
 from workers.rollouts.sampler import sample_rollouts

@@ -7,7 +7,8 @@ from sqlalchemy import update
 
 from app.core.database import now
 from app.deployments import service
-from app.models import Engine, Policy, Version, VersionState
+from app.models import Engine, Version, VersionState
+from app.policies.locks import lock_policy
 from tests.support.deployment import Harness
 from tests.support.trained_versions import publish
 from tests.support.updates import BY_TEST, reject
@@ -48,7 +49,8 @@ async def add_history(harness: Harness, *, talks_by_version: int = 6, seed: int 
 async def start_canary(harness: Harness) -> Version:
     """Create a version that serves a quarter of the conversations."""
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, (await harness.policy()).id)
+        locked = await lock_policy(session, (await harness.policy()).id)
+        policy = locked.policy
         numbers = [row.number for row in await harness.all(Version)]
         version = Version(
             id=f"ver-canary-{max(numbers) + 1}",
@@ -67,7 +69,7 @@ async def start_canary(harness: Harness) -> Version:
         engine.heartbeat_at = now()
         await session.flush()
         policy.head_version_id = version.id
-        await service.start_canary(session, policy, version, 0.25, BY_TEST, watched=True)
+        await service.start_canary(locked, version, 0.25, BY_TEST, watched=True)
     return version
 
 

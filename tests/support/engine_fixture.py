@@ -18,7 +18,7 @@ from anyio.from_thread import start_blocking_portal
 
 from app.inference.engine import EngineClient
 from app.inference.pool import connect
-from app.inference.request import ChatCall, Sampling
+from app.inference.request import ChatCall, EngineTarget, Sampling
 from tests.support.adapters import adapter_spec
 from tests.support.engine_model import make_tiny_model
 from workers.engine.process import EngineSpec
@@ -184,13 +184,14 @@ async def engine_client(engine: RunningEngine) -> AsyncIterator[EngineClient]:
 
 @pytest.fixture
 def make_call() -> Callable[..., ChatCall]:
-    """Return a factory of calls for 64 tokens; it accepts fields of ChatCall and of Sampling."""
+    """Return a factory of calls for 64 tokens; it accepts fields of ChatCall, Sampling and EngineTarget."""
 
     def create_call(text: str = "When do you open?", **fields: Any) -> ChatCall:
         sampling = {"max_tokens": 64} | {
             name: fields.pop(name) for name in Sampling.__dataclass_fields__ if name in fields
         }
+        target = {name: fields.pop(name) for name in EngineTarget.__dataclass_fields__ if name in fields}
         messages = fields.pop("messages", [{"role": "user", "content": text}])
-        return ChatCall(f"chatcmpl-{uuid4().hex}", messages, Sampling(**sampling), **fields)
+        return ChatCall(f"chatcmpl-{uuid4().hex}", messages, Sampling(**sampling), EngineTarget(**target), **fields)
 
     return create_call

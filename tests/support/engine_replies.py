@@ -1,11 +1,11 @@
 """The two ways to generate a reply with an engine's client, for tests of both."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from app.inference.capture import Capture
+from app.inference.chat_format import ChatChunk
 from app.inference.engine import EngineClient
 from app.inference.request import ChatCall
 
@@ -13,7 +13,7 @@ MakeCall = Callable[..., ChatCall]
 GetCapture = Callable[[EngineClient, ChatCall], Awaitable[Capture]]
 
 
-async def read_stream(client: EngineClient, call: ChatCall) -> tuple[list[dict[str, Any]], Capture]:
+async def read_stream(client: EngineClient, call: ChatCall) -> tuple[list[ChatChunk], Capture]:
     """Return the chunks and the capture of a streamed reply."""
     async with client.stream(call) as stream:
         chunks = [chunk async for chunk in stream]

@@ -5,7 +5,8 @@ from typing import Any
 
 from alignment.config.rewards import EXPLICIT
 from app.core.settings import Settings
-from app.models import Feedback, Policy, Reward, RewardModel, RewardModelState, Turn, new_id
+from app.models import Feedback, Reward, RewardModel, RewardModelState, Turn, new_id
+from app.policies.locks import lock_policy
 from app.training import reward_models
 from tests.support.deployment import Harness
 from tests.support.judgements import settings_with_sources
@@ -65,8 +66,8 @@ async def create_reward_model(
 ) -> RewardModel:
     """Create a reward model row without its files."""
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, (await harness.policy()).id)
-        row = await reward_models.create_fit(session, policy, actor="reconcile", reason=None)
+        locked = await lock_policy(session, (await harness.policy()).id)
+        row = await reward_models.create_fit(locked, actor="reconcile", reason=None)
         row.path, row.manifest_sha256, row.state, row.data_read_at, row.served_at = (
             "/nowhere",
             "0" * 64,

@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -285,7 +285,7 @@ class ScriptedEngine:
 ROLES = {"system": 300, "user": 301, "assistant": 302, "tool": 303}
 
 
-def render_prompt(messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+def render_prompt(messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
     """Return the byte tokens of a chat template. They differ from the tokens that a reply is sampled in."""
     ids: list[int] = []
     for message in messages:

@@ -10,7 +10,6 @@ from app.models import (
     BatchState,
     BatchTurn,
     Engine,
-    Policy,
     Sample,
     SampleState,
     Turn,
@@ -18,6 +17,7 @@ from app.models import (
     VersionState,
     new_id,
 )
+from app.policies.locks import lock_policy
 from app.policies.service import Attribution
 from tests.support.deployment import Harness
 
@@ -68,11 +68,11 @@ async def publish(harness: Harness, *, loaded: bool = True) -> Version:
     """Create a version and make it live. Unless `loaded` is False, the engine engine-0 has loaded it."""
     version = await harness.version(VersionState.VERIFIED)
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, version.policy_id)
+        locked = await lock_policy(session, version.policy_id)
         row = await session.get_one(Version, version.id)
         if loaded:
             assert row.adapter_name is not None
             engine = await session.get_one(Engine, "engine-0")
             engine.loaded = [*engine.loaded, row.adapter_name]
-        await service.set_live(session, policy, row, Attribution("test", "test"))
+        await service.set_live(locked, row, Attribution("test", "test"))
     return version

@@ -8,8 +8,9 @@ from sqlalchemy import update
 
 from alignment.types import UpdateReport
 from app.deployments import service
-from app.models import Batch, Engine, Policy, Sample, Version
-from app.policies.service import Attribution, lock_policy
+from app.models import Batch, Engine, Sample, Version
+from app.policies.locks import lock_policy
+from app.policies.service import Attribution
 from app.training import line_moves
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
@@ -72,32 +73,30 @@ async def train(harness: Harness, **settings: Any) -> Version:
 async def release(harness: Harness, version: Version) -> Version:
     """Make the version live. The engine engine-0 has loaded it."""
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, version.policy_id)
-        await service.lock_deployment(session, policy)
+        locked = await lock_policy(session, version.policy_id)
         row = await session.get_one(Version, version.id)
         engine = await session.get_one(Engine, "engine-0")
         engine.loaded = [*engine.loaded, row.adapter_name or ""]
-        await service.set_live(session, policy, row, BY_TEST)
+        await service.set_live(locked, row, BY_TEST)
     released: Version = await harness.get(Version, version.id)
     return released
 
 
 async def reject(harness: Harness, version: Version, reason: str = "its KL is too high") -> None:
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, version.policy_id)
-        await service.lock_deployment(session, policy)
+        locked = await lock_policy(session, version.policy_id)
         row = await session.get_one(Version, version.id)
-        await service.reject_version(session, policy, row, actor="test", reason=reason)
+        await service.reject_version(locked, row, actor="test", reason=reason)
 
 
 async def roll_back(harness: Harness, number: int | None = None) -> None:
     async with harness.db.write() as session:
-        await service.roll_back(session, await session.get_one(Policy, (await harness.policy()).id), number, BY_TEST)
+        await service.roll_back(await lock_policy(session, (await harness.policy()).id), number, BY_TEST)
 
 
 async def deploy(harness: Harness, number: int) -> None:
     async with harness.db.write() as session:
-        await service.deploy(session, await session.get_one(Policy, (await harness.policy()).id), number, BY_TEST)
+        await service.deploy(await lock_policy(session, (await harness.policy()).id), number, BY_TEST)
 
 
 async def train_versions(harness: Harness, number: int) -> list[Version]:
@@ -122,7 +121,7 @@ async def make_steps(harness: Harness, count: int) -> int:
         if step is None:
             return number
         async with harness.db.write() as session:
-            await line_moves.make_step(session, await lock_policy(session, policy.id), step)
+            await line_moves.make_step(await lock_policy(session, policy.id), step)
     return count
 
 

@@ -11,10 +11,11 @@ from app.core.process_metrics import PoolMetrics, serve_metrics
 from app.core.request_log import configure_logging
 from app.core.settings import Settings, get_settings
 from app.inference.keys import load_engine_keys
-from workers.base_model import adapter_spec, check_version
+from workers.base_model import adapter_spec
 from workers.engine.engine_record import DatabaseEngineRecord
 from workers.engine.process import require_free_port
 from workers.engine.specs import engine_spec
+from workers.engine.start_versions import start_versions_of
 from workers.engine.supervisor import Supervisor, SupervisorTimeouts, run_until_signalled
 from workers.engine.version_files import VersionOpener, downloaded_versions, local_versions
 from workers.stage_metrics import ENGINE_METRICS
@@ -23,7 +24,7 @@ from workers.stage_metrics import ENGINE_METRICS
 def version_opener(settings: Settings) -> VersionOpener:
     """Return the opener of local files, or of downloaded files where `versions_url` is set."""
     if settings.engine.versions_url is None:
-        return local_versions(partial(check_version, settings, full_weights=settings.trainer.adaptation == "full"))
+        return local_versions(partial(start_versions_of(settings).check, settings))
 
     def check_downloaded(path: Path) -> None:
         check_adapter(path, adapter_spec(settings))

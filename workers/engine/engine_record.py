@@ -7,10 +7,10 @@ from sqlalchemy import ColumnElement, case, exists, select, update
 
 from app.core.database import Database, now
 from app.core.settings import Settings
-from app.models import Engine, EngineState, Version, VersionState
-from app.policies import load_errors
+from app.engines import load_errors
+from app.models import Engine, EngineState
+from workers.engine.start_versions import start_versions_of
 from workers.engine.version_files import VersionRef
-from workers.release import engine_inventory
 from workers.stage_metrics import ENGINE_LOAD_CRASHES, ENGINE_STARTS, ENGINE_UP
 
 
@@ -19,6 +19,7 @@ class DatabaseEngineRecord:
 
     def __init__(self, db: Database, settings: Settings, url: str, ready_file: Path | None = None) -> None:
         self._db, self._settings, self._url, self._ready_file = db, settings, url, ready_file
+        self._versions = start_versions_of(settings)
 
     async def record_start(self) -> int:
         """Record that the engine is starting with nothing loaded. Return its new incarnation."""
@@ -41,44 +42,23 @@ class DatabaseEngineRecord:
 
     async def read_wanted_versions(self) -> list[VersionRef]:
         async with self._db.read() as session:
-            if self._settings.trainer.adaptation == "full":
-                return _weights_refs(await engine_inventory.serving_version(session))
-            wanted = await engine_inventory.wanted_versions(session, self._settings.release.keep_versions)
-            engine = await session.get_one(Engine, self._settings.engine.name)
-        versions = [version for version in wanted if version.state != VersionState.TRAINED]  # evaluate loads those
-        return [
-            VersionRef(
-                version.adapter_name,
-                Path(version.adapter_path),
-                version.manifest_sha256,
-                crashes=load_errors.count_crashes(engine, version.adapter_name, version.manifest_sha256),
-            )
-            for version in versions
-            if version.adapter_name and version.adapter_path and version.manifest_sha256
-        ]
+            return await self._versions.read_wanted(session, self._settings)
 
     async def try_mark_ready(self, incarnation: int, loaded: list[str], errors: Mapping[str, str]) -> bool:
         """Let the engine take traffic. Return False if a serving version is missing, or another incarnation runs.
 
         A serving version is missing if a deployment changed while the engine loaded. Other wanted versions may be
-        missing, and so may adapters with an entry in `errors`: a damaged one must not keep the engine down. An engine
-        of full weights stays down, since it has nothing else to serve.
+        missing, and so may those with an entry in `errors` that `StartVersions.may_lack` names.
         """
-        is_full = self._settings.trainer.adaptation == "full"
         async with self._db.write() as session:
-            required = await engine_inventory.serving_adapter_names(session)
-            if is_full:
-                required |= {ref.name for ref in _weights_refs(await engine_inventory.serving_version(session))}
+            required = await self._versions.read_required(session)
             engine = await session.get_one(Engine, self._settings.engine.name, with_for_update=True)
             if engine.incarnation != incarnation:
                 return False
             engine.reason = load_errors.encode(errors)
-            if not required <= {*loaded, *(() if is_full else errors)}:
+            if not required <= {*loaded, *self._versions.may_lack(errors)}:
                 return False
-            if is_full:  # if none were loaded, the engine has the base model's weights
-                engine.weights = loaded[-1] if loaded else None
-            else:
-                engine.loaded = sorted(loaded)
+            self._versions.record(engine, loaded)
             load_errors.forget_crashes(engine, loaded)
             engine.state, engine.heartbeat_at = EngineState.READY, now()
         if self._ready_file is not None:
@@ -121,10 +101,3 @@ class DatabaseEngineRecord:
 
     def _is_incarnation(self, incarnation: int) -> tuple[ColumnElement[bool], ...]:
         return Engine.name == self._settings.engine.name, Engine.incarnation == incarnation
-
-
-def _weights_refs(version: Version) -> list[VersionRef]:
-    """Return the version's weights to load: none for the base model, whose weights an engine starts with."""
-    if not (version.weights and version.adapter_path and version.manifest_sha256):
-        return []
-    return [VersionRef(version.weights, Path(version.adapter_path), version.manifest_sha256, full_weights=True)]

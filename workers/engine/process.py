@@ -14,8 +14,8 @@ import psutil
 from alignment.artifacts.specs import AdapterSpec
 from app.core.processes import port_error
 from app.core.settings.engine import EngineKind
+from app.engines.load_errors import LAST_LOG_LINE
 from app.inference.keys import EngineKeys
-from app.policies.load_errors import LAST_LOG_LINE
 
 TERMINATE_TIMEOUT_SECONDS = 10.0
 LOG_TAIL_BYTES = 64 * 1024

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from app.core.settings import Settings
+from app.core.settings.derived import lora_config
 from app.core.settings.engine import EngineKind
 from app.inference.keys import load_engine_keys
 from app.inference.model_support import require_supported
@@ -31,7 +32,7 @@ def _sglang_spec(settings: Settings) -> SGLangSpec:
         port=engine.port,
         device=engine.device,
         dtype=settings.dtype,
-        adapter=adapter_spec(settings) if settings.trainer.adaptation == "lora" else None,
+        adapter=adapter_spec(settings) if lora_config(settings) is not None else None,
         max_loras_per_batch=engine.max_loras_per_batch,
         tool_call_parser=engine.effective_tool_call_parser,
         context_length=engine.context_length,

@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.engines import load_errors
 from app.inference.engine import EngineClient
 from app.inference.pool import connect
 from app.inference.transport import EngineRefused, EngineUnavailable
-from app.policies import load_errors
 from workers.engine.process import EngineProcess, EngineSpec
 from workers.engine.version_files import VersionOpener, VersionRef
 
@@ -108,7 +108,7 @@ class Supervisor:
                     if self._stopping.is_set():
                         await self._drain(process, incarnation)
                         await process.terminate()
-                    elif self._loading is not None and not self._loading.full_weights:
+                    elif self._loading is not None and self._loading.is_optional:
                         reason = f"{reason} (it was loading {self._loading.name})"
                         await self._try_record(self.record.record_load_crash(incarnation, self._loading))
                 finally:
@@ -227,7 +227,7 @@ class Supervisor:
                     errors[ref.name] = error
                     continue
                 errors.pop(ref.name, None)
-                loaded[:] = [ref.name] if ref.full_weights else [*loaded, ref.name]
+                loaded = ref.loaded_after(loaded)
                 self.report(f"engine holds {ref.name}")
             # Storage that cannot be read may be back in a moment; a damaged file is not repaired by waiting.
             waits = time.monotonic() - started < self.timeouts.unreadable
@@ -254,16 +254,10 @@ class Supervisor:
                 self.report(f"{ref.name} is not loaded: {error}")
                 return error
             self._loading = ref
-            if ref.full_weights:
-                async with client.paused():
-                    await client.load_weights(path, ref.name)
-                self._loading = None
-                return None
             try:
-                await client.load_adapter(ref.name, path)
-                await client.warm_up_adapter(ref.name)
+                await ref.load(client, path)
             except EngineRefused as error:
-                if error.engine_status != 400:  # otherwise it is not about this version: a wrong key
+                if not ref.is_optional or error.engine_status != 400:  # another status is not about this version
                     raise
                 self.report(f"{ref.name} is not loaded: {error}")
                 self._loading = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 import httpx2
@@ -14,6 +15,7 @@ import httpx2
 from alignment.artifacts.manifest import MANIFEST, is_modified, read_manifest
 from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from alignment.errors import DamagedAdapter
+from app.inference.engine import EngineClient
 
 READ_TIMEOUT_SECONDS = 10.0
 CHUNK_BYTES = 1 << 20
@@ -22,16 +24,37 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class VersionRef:
-    """A version to load: an adapter, or with `full_weights` the engine's own weights.
+    """A version to load: an adapter. `crashes`: how often in a row this engine has ended while it loaded it."""
 
-    `crashes`: how often in a row this engine has ended while it loaded the version.
-    """
+    is_optional: ClassVar[bool] = True  # whether the engine may take traffic without it
 
     name: str
     path: Path
     manifest_sha256: str
-    full_weights: bool = False
     crashes: int = 0
+
+    async def load(self, client: EngineClient, directory: Path) -> None:
+        """Load it from a checked directory. Raises EngineUnavailable, EngineRefused."""
+        await client.load_adapter(self.name, directory)
+        await client.warm_up_adapter(self.name)
+
+    def loaded_after(self, loaded: list[str]) -> list[str]:
+        """Return what the engine has loaded once it has loaded this, too."""
+        return [*loaded, self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRef(VersionRef):
+    """A version to load in the place of the engine's own weights."""
+
+    is_optional: ClassVar[bool] = False
+
+    async def load(self, client: EngineClient, directory: Path) -> None:
+        async with client.paused():
+            await client.load_weights(directory, self.name)
+
+    def loaded_after(self, loaded: list[str]) -> list[str]:
+        return [self.name]
 
 
 # Yields a checked directory on this machine that exists until the context ends. Raises ValueError (DamagedAdapter is
@@ -74,7 +97,7 @@ def downloaded_versions(url: str, key: str, check: Callable[[Path], None], direc
                 _download(client, MANIFEST, target, MAX_MANIFEST_BYTES)
                 files, _ = read_manifest(target, ref.manifest_sha256)
                 for file in (ADAPTER_CONFIG, ADAPTER):
-                    _download(client, file, target, files.get(file, {}).get("size", 0))
+                    _download(client, file, target, files[file]["size"] if file in files else 0)
                     if is_modified(target / file, files.get(file)):
                         raise DamagedAdapter(f"{file} of {ref.name}, as it was pulled, is not what was sealed.")
             except httpx2.HTTPError as error:

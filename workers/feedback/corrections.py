@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 from sqlalchemy import and_, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,18 +27,18 @@ async def find_usable(session: AsyncSession, rewards: Iterable[Reward]) -> set[i
     num_texts: dict[str, int] = defaultdict(int)
     for chunk in chunked(sorted(seqs)):
         rows = await session.execute(
-            select(Feedback, Turn.reply)
+            select(Feedback, Turn.id, Turn.reply)
             .join(Turn, Turn.id == Feedback.turn_id)
             .where(Feedback.seq.in_(chunk), Feedback.kind == CORRECTION, Feedback.text_rule.is_(None))
             .order_by(Feedback.seq)
         )
-        for feedback, reply in list(rows):
+        for feedback, turn_id, reply in list(rows):
             text, served = feedback.raw_value, _served_text(reply)
             rule = check_text(served, text) if isinstance(text, str) else TextRule.NOT_TEXT
-            if rule is None and num_texts[feedback.turn_id] == MAX_TEXTS:
+            if rule is None and num_texts[turn_id] == MAX_TEXTS:
                 rule = TextRule.TOO_MANY
             if rule is None:
-                num_texts[feedback.turn_id] += 1
+                num_texts[turn_id] += 1
                 usable.add(feedback.seq)
             else:
                 feedback.text_rule = rule
@@ -59,9 +58,7 @@ async def read_corrected(
     They are those that were effective when it was frozen. The texts of a reply together weigh at most 1.
     """
     rows = await session.execute(
-        select(
-            Feedback.id, Feedback.turn_id, Feedback.raw_value, Turn.reply, func.coalesce(Reward.weight, Sample.weight)
-        )
+        select(Feedback.id, Turn.id, Feedback.raw_value, Turn.reply, func.coalesce(Reward.weight, Sample.weight))
         .join(Turn, Turn.id == Feedback.turn_id)
         .join(Sample, Sample.turn_id == Feedback.turn_id)
         .outerjoin(Reward, and_(Reward.turn_id == Feedback.turn_id, Reward.feedback_seq == Feedback.seq))
@@ -98,7 +95,7 @@ def _may_be_correction(row: Reward) -> bool:
     return row.source.startswith(f"{CORRECTION}/") and row.reward_source == EXPLICIT and row.weight > 0
 
 
-def _served_text(reply: Mapping[str, Any] | None) -> str:
+def _served_text(reply: Mapping[str, object] | None) -> str:
     """Return the text of a reply; "" for one that calls tools."""
     content = (reply or {}).get("content")
     return content if isinstance(content, str) and not (reply or {}).get("tool_calls") else ""

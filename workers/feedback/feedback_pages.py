@@ -3,12 +3,13 @@ transaction can process."""
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
+from app.core.rows import AnyRow, AnySelect
 from app.models import Episode, EpisodeState, Feedback, FeedbackRank, Origin, Turn, TurnState
 from workers.feedback import signals
 from workers.feedback.signals import FinishedTurn
@@ -85,22 +86,22 @@ async def read_page(session: AsyncSession, size: PageSize) -> FeedbackPage:
     return FeedbackPage([row.seq for row in page], signals.in_order(turns), is_last=not is_cut)
 
 
-def _is_about_whole(row: Any) -> bool:
+def _is_about_whole(row: AnyRow) -> bool:
     """Whether the feedback is about a whole conversation or episode."""
     return row.turn_id is None and (row.conversation_id is not None or row.episode_id is not None)
 
 
 def _cut(
-    rows: Sequence[Any], num_rows: Mapping[Target, int], groups: Mapping[str, "GroupRows"], limit: int
-) -> list[Any]:
+    rows: Sequence[AnyRow], num_rows: Mapping[Target, int], groups: Mapping[str, "GroupRows"], limit: int
+) -> list[AnyRow]:
     """Return the first events of each project, whose targets have few conversations, and at most `limit` rows together.
 
     The projects share the limits, and each has one event at least, however much is read for it.
     """
-    by_project: dict[str, list[Any]] = {}
+    by_project: dict[str, list[AnyRow]] = {}
     for row in rows:
         by_project.setdefault(row.project_id, []).append(row)
-    page: list[Any] = []
+    page: list[AnyRow] = []
     for events in by_project.values():
         limits = (limit // len(by_project), MAX_PAGE_CONVERSATIONS // len(by_project))
         page += _cut_project(events, num_rows, groups, *limits)
@@ -108,12 +109,12 @@ def _cut(
 
 
 def _cut_project(
-    events: Sequence[Any],
+    events: Sequence[AnyRow],
     num_rows: Mapping[Target, int],
     groups: Mapping[str, "GroupRows"],
     max_rows: int,
     max_conversations: int,
-) -> list[Any]:
+) -> list[AnyRow]:
     targets: set[Target] = set()
     in_page: set[str] = set()  # the groups whose episodes are read
     num_conversations = total = 0
@@ -132,7 +133,7 @@ def _cut_project(
     return list(events)
 
 
-async def _count_rows(session: AsyncSession, rows: Sequence[Any]) -> dict[Target, int]:
+async def _count_rows(session: AsyncSession, rows: Sequence[AnyRow]) -> dict[Target, int]:
     """Return how many rows are read for each target of these events: its feedback, and all turns of a whole."""
     columns = (Feedback.project_id, Feedback.target)
     about = tuple_(*columns).in_(sorted({(row.project_id, row.target) for row in rows}))
@@ -156,7 +157,7 @@ class GroupRows(NamedTuple):
     num_turns: int
 
 
-async def _count_groups(session: AsyncSession, rows: Sequence[Any]) -> dict[str, GroupRows]:
+async def _count_groups(session: AsyncSession, rows: Sequence[AnyRow]) -> dict[str, GroupRows]:
     """Return the groups of the episodes that these events are about, by episode."""
     ids = {row.in_episode for row in rows if row.in_episode is not None}
     grouped = select(Episode.id, Episode.project_id, Episode.group_id).order_by(Episode.id)
@@ -174,11 +175,11 @@ async def _count_groups(session: AsyncSession, rows: Sequence[Any]) -> dict[str,
 
 async def read_in_turn(
     session: AsyncSession,
-    query: Select[*tuple[Any, ...]],
+    query: AnySelect,
     project: InstrumentedAttribute[str],
     is_waiting: ColumnElement[bool],
     limit: int,
-) -> tuple[list[Any], bool]:
+) -> tuple[list[AnyRow], bool]:
     """Return at most `limit` rows of a query, the same share of each project, and whether more rows may be left.
 
     So the backlog of one project delays no other one by more than a page.
@@ -188,7 +189,7 @@ async def read_in_turn(
     """
     projects = await list_projects(session, project, is_waiting)
     share = max(1, limit // max(1, len(projects)))
-    rows: list[Any] = []
+    rows: list[AnyRow] = []
     is_cut = False
     for project_id in random.sample(projects, len(projects)):
         if len(rows) == limit:

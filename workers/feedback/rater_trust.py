@@ -140,8 +140,16 @@ async def _quarantine(session: AsyncSession, rater: Rater, reason: str) -> None:
     rater.standing, rater.reason = RaterStanding.QUARANTINED, reason
     project_id, name = rater.project_id, rater.name
     samples = await service.quarantine_samples(session, project_id, name, reason)
-    details: dict[str, Any] = {"project_id": project_id, "rater": name, "samples": samples}
-    record_audit(session, "curate", AuditAction.RATER_QUARANTINED, name[:128], reason, **details)
+    record_audit(
+        session,
+        "curate",
+        AuditAction.RATER_QUARANTINED,
+        name[:128],
+        reason,
+        project_id=project_id,
+        rater=name,
+        samples=samples,
+    )
 
 
 async def _count(
@@ -169,7 +177,7 @@ async def _count(
     return list(await session.scalars(upsert, execution_options={"populate_existing": True}))
 
 
-def _upsert(session: AsyncSession, rows: Sequence[dict[str, Any]], **previous: Any) -> Any:
+def _upsert(session: AsyncSession, rows: Sequence[dict[str, object]], **previous: Any) -> Any:
     """Return a statement that inserts rows; of an existing row each column of `previous` becomes previous + new."""
     statement = dialect_insert(session, Rater).values(rows)
     sums = {name: value + statement.excluded[name] for name, value in previous.items()}

@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.core.database import chunked
+from app.core.rows import AnyRow
 from app.episodes import graph
 from app.models import Episode, Turn
 from app.training.episode_groups import key_of_group
@@ -16,8 +16,6 @@ from workers.feedback import signals
 from workers.feedback.episode_trees import EpisodeTree
 from workers.feedback.policy_configs import PolicyConfigs
 from workers.feedback.signals import FinishedTurn
-
-GraphRow = Row[*tuple[Any, ...]]
 
 
 async def read_trees(session: AsyncSession, turns: Sequence[FinishedTurn], configs: PolicyConfigs) -> list[EpisodeTree]:
@@ -70,9 +68,9 @@ async def _read_episodes(
     return sorted(found.values(), key=lambda episode: episode.id)
 
 
-async def _read_rows(session: AsyncSession, turn_ids: Collection[str]) -> Mapping[str, Sequence[GraphRow]]:
+async def _read_rows(session: AsyncSession, turn_ids: Collection[str]) -> Mapping[str, Sequence[AnyRow]]:
     """Return what the graphs of these turns' episodes are built from, in the order of the steps, by episode."""
-    rows: list[GraphRow] = []
+    rows: list[AnyRow] = []
     for chunk in chunked(turn_ids):
         query = select(*graph.COLUMNS, Turn.episode_id).where(Turn.id.in_(chunk))
         rows += (await session.execute(query)).all()
@@ -81,7 +79,7 @@ async def _read_rows(session: AsyncSession, turn_ids: Collection[str]) -> Mappin
 
 
 def _build_tree(
-    episode: Episode, policy_id: str, turns: Sequence[FinishedTurn], rows: Sequence[GraphRow], *, is_compared: bool
+    episode: Episode, policy_id: str, turns: Sequence[FinishedTurn], rows: Sequence[AnyRow], *, is_compared: bool
 ) -> EpisodeTree:
     shown = graph.build_graph(rows)
     off_path = graph.find_off_path(rows, shown)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, exists, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,6 +13,7 @@ from alignment.config.rewards import ExplicitSource, RewardsConfig
 from alignment.signals.combine_rewards import NUMERIC_KINDS, feedback_reward, rewards_from_ranks, spread_over_turns
 from app.chat.histories import read_prompt_ids
 from app.core.database import chunked
+from app.core.rows import AnySelect
 from app.feedback.effective import is_withdrawn, kind_class
 from app.feedback.schemas import WITHDRAWAL
 from app.models import LIMIT_REASONS, Episode, EpisodeState, Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
@@ -95,7 +96,7 @@ async def _read_episodes(session: AsyncSession, project_id: str, ids: Sequence[s
     return [FinishedTurn(*row) for row in await session.execute(query.order_by(chats.created_at, chats.id))]
 
 
-def _chats(*conditions: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+def _chats(*conditions: ColumnElement[bool]) -> AnySelect:
     is_finished = Turn.state.not_in((TurnState.OPEN, TurnState.REFUSED))
     return select(*COLUMNS).where(*conditions, is_finished, Turn.origin == Origin.CHAT)
 

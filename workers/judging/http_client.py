@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
@@ -69,7 +68,7 @@ class EndpointClient:
     usage: Usage
     is_policy_owned: bool
 
-    async def post_json(self, url: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
+    async def post_json(self, url: str, body: Mapping[str, object]) -> tuple[int, bytes]:
         """Return the status and the content. Raises AttemptFailed, and JobFailed for a body that is not JSON.
 
         The reasons name neither the URL nor the key: they are stored where tenants can read them.
@@ -80,9 +79,10 @@ class EndpointClient:
             headers["authorization"] = f"Bearer {self.key}"
         content = bytearray()
         self.http.cookies.clear()  # a cookie of one answer must not go with the next question
-        options: dict[str, Any] = {"headers": headers, "extensions": {GUARDED: self.is_policy_owned}}
+        extensions = {GUARDED: self.is_policy_owned}
         try:
-            async with self.http.stream("POST", url, content=orjson.dumps(body), **options) as response:
+            request = self.http.stream("POST", url, content=orjson.dumps(body), headers=headers, extensions=extensions)
+            async with request as response:
                 if 300 <= response.status_code < 400:
                     raise AttemptFailed(f"it answered {response.status_code}: redirects are not followed")
                 async for chunk in response.aiter_raw():
@@ -103,7 +103,7 @@ class EndpointClient:
         return "" if self.is_policy_owned else f": {answer[:200]!r}"
 
 
-def decode_answer(status: int, content: bytes) -> Any:
+def decode_answer(status: int, content: bytes) -> object:
     """Return the JSON of an answer. Raises AttemptFailed for a status other than 200, and for other content."""
     if status != 200:
         raise AttemptFailed(f"it answered {status}")

@@ -10,7 +10,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from typing import Any
 
 import httpx2
 from sqlalchemy import func, select
@@ -23,8 +22,10 @@ from alignment.signals.rules import NeedsNextMessage
 from app.core.database import Database, dialect_insert, now
 from app.core.jobs import enqueue_after_commit
 from app.core.leases import lease_is_free
+from app.core.rows import AnyRow
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Origin, Policy, Turn, TurnState, new_id
+from app.models.reward import JudgementDetails
 from app.projects.service import NO_CONSENT
 from app.training.policy_config import effective_rewards
 from workers.feedback import rater_trust, rewards, sample_groups, signals
@@ -53,7 +54,9 @@ MAX_RUNNING_PER_SOURCE = 4  # so that a slow source leaves room for the others
 SourceKey = tuple[str, str]  # (policy id, source name)
 
 
-async def create_judgements(session: AsyncSession, turns: Sequence[Any], configs: Mapping[str, RewardsConfig]) -> None:
+async def create_judgements(
+    session: AsyncSession, turns: Sequence[AnyRow], configs: Mapping[str, RewardsConfig]
+) -> None:
     """Create the judgements of finished turns. `turns` are rows of turn columns, `configs` is by policy."""
     defaults = {"state": JudgementState.OPEN, "details": {}, "attempt": 0, "fence": 0}
     rows = [
@@ -70,7 +73,7 @@ async def create_judgements(session: AsyncSession, turns: Sequence[Any], configs
         enqueue_after_commit(session, "train")  # the trainer runs the reward model
 
 
-def _sources_to_ask(turn: Any, config: RewardsConfig) -> list[tuple[str, str]]:
+def _sources_to_ask(turn: AnyRow, config: RewardsConfig) -> list[tuple[str, str]]:
     """Return (turn id, source) for the turn itself, and for the turn before it, for which its prompt is evidence."""
     is_judged = turn.origin not in (Origin.PROMPT_SET, Origin.TASK)
     if turn.exclusion_reason == NO_CONSENT or turn.deleted_at is not None or not is_judged:
@@ -256,18 +259,20 @@ class JudgementJob(LeasedJob[Judgement, Answers]):
         await finish_row(session, row, state, reason, value=answer and answer.value, details=details)
         await rewards.update_turn_samples(session, {row.turn_id}, self.settings)
 
-    def retry_values(self, row: Judgement) -> dict[str, Any]:
+    def retry_values(self, row: Judgement) -> dict[str, object]:
         return {"details": self._details(row)}
 
-    def _details(self, row: Judgement) -> dict[str, Any]:
+    def _details(self, row: Judgement) -> JudgementDetails:
         """Return the requests of all attempts, and the tokens and seconds of this one.
 
         The first of several judgements that are compared has the usage of all.
         """
         usage = self._usage if row is self.rows[0] else Usage()
         num_requests = row.details.get("requests", 0) + usage.requests
-        details: dict[str, Any] = {"requests": num_requests, "seconds": round(time.monotonic() - self._start, 3)}
-        return details | ({"tokens": usage.tokens} if usage.tokens else {})
+        details: JudgementDetails = {"requests": num_requests, "seconds": round(time.monotonic() - self._start, 3)}
+        if usage.tokens:
+            details["tokens"] = usage.tokens
+        return details
 
 
 async def judge(db: Database, settings: Settings, owner: str) -> int:

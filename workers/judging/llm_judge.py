@@ -3,15 +3,17 @@
 import asyncio
 from collections.abc import Mapping
 from itertools import combinations
-from typing import Any
+from typing import TypeVar
 
 from alignment.config.rewards import JudgeSource
+from alignment.json_values import as_number, as_object, as_objects
 from alignment.signals import judge_prompts
 from workers.judging.http_client import EndpointClient, chat_completions_url, decode_answer, time_limit
 from workers.judging.request import NO_OPINION, NO_REPLY, Answer, JudgeRequest
 from workers.queue.leased_job import AttemptFailed, JobSkipped
 
 MAX_PARALLEL_PAIRS = 4
+V = TypeVar("V", bound=str | int)
 
 
 class AnswerTruncated(AttemptFailed):
@@ -73,7 +75,7 @@ class LLMJudge:
         texts = [judge_prompts.format_message({**reply, "role": "reply"}, limit) for reply in (a, b)]
         if texts[0] == texts[1]:
             return 0
-        answers = []
+        answers: list[judge_prompts.Better] = []
         for first, second in ((a, b), (b, a)):
             prompt = judge_prompts.build_comparison_prompt(
                 request.facts.messages, first, second, self._source.rubric, limit
@@ -82,7 +84,7 @@ class LLMJudge:
             answers.append(answer)
         return judge_prompts.comparison_result(*answers)
 
-    async def _ask(self, messages: list[dict[str, str]], form: judge_prompts.AnswerFormat) -> tuple[Any, str]:
+    async def _ask(self, messages: list[dict[str, str]], form: judge_prompts.AnswerFormat[V]) -> tuple[V, str]:
         """Return the value of the form's field and the reason. Raises AttemptFailed."""
         async with time_limit(self._source.timeout_seconds):
             try:
@@ -94,7 +96,7 @@ class LLMJudge:
             raise AttemptFailed(f"its answer has no JSON with '{form.field}'{self._client.quote(content)}")
         return answer
 
-    async def _complete(self, messages: list[dict[str, str]], schema: Mapping[str, Any]) -> str:
+    async def _complete(self, messages: list[dict[str, str]], schema: Mapping[str, object]) -> str:
         """Return the text of the judge's answer. Where an endpoint refuses one set of parameters, try a simpler one."""
         content, url = b"", chat_completions_url(self._source.url)
         max_tokens = self._source.max_tokens
@@ -111,13 +113,14 @@ class LLMJudge:
         raise AttemptFailed(f"it refused every form of the request{answer}")
 
     def _parse_completion(self, status: int, content: bytes) -> str:
-        body = decode_answer(status, content)
+        answer = decode_answer(status, content)
         try:
-            usage = body.get("usage") or {}
-            self._client.usage.tokens += int(usage.get("total_tokens") or 0)
-            choice = body["choices"][0]
-            text = choice["message"]["content"]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            body = as_object(answer)
+            usage = as_object(body.get("usage") or {})
+            self._client.usage.tokens += int(as_number(usage.get("total_tokens") or 0))
+            choice = as_objects(body["choices"])[0]
+            text = as_object(choice["message"])["content"]
+        except (KeyError, IndexError, ValueError) as error:
             raise AttemptFailed("its answer is not a chat completion") from error
         if not isinstance(text, str):
             raise AttemptFailed("its answer has no text")
@@ -126,7 +129,7 @@ class LLMJudge:
         return text
 
 
-def _get_reply(request: JudgeRequest) -> Mapping[str, Any]:
+def _get_reply(request: JudgeRequest) -> Mapping[str, object]:
     """Raises JobSkipped for a turn without a reply."""
     reply = request.facts.reply
     if reply is None or not (reply.get("content") or reply.get("tool_calls")):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -43,8 +42,8 @@ class JudgeRequest:
     endpoint_refusal: str | None  # why the endpoint must not be called
     is_policy_owned: bool  # the rewards are configured by the policy, not by the deployment
     facts: RuleInput
-    turn_body: Mapping[str, Any]  # the turn as an HTTP service gets it
-    replies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the replies to compare, by turn
+    turn_body: Mapping[str, object]  # the turn as an HTTP service gets it
+    replies: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # the replies to compare, by turn
     has_open_reply: bool = False  # a reply to compare with is still being generated
     seconds_left: float = 0.0  # of the window in which waiting is worthwhile
 

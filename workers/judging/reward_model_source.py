@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -15,6 +14,7 @@ from app.core.database import Database
 from app.core.leases import LeaseLost
 from app.core.settings import Settings
 from app.models import Judgement, JudgementState, Policy, RewardModel, RewardModelState, Turn
+from app.models.reward import JudgementDetails
 from app.projects.service import resolve_base_model
 from app.training import reward_models
 from app.training.policy_config import effective_rewards
@@ -118,10 +118,12 @@ async def record_scores(
     """
     weight = 1.0
     turn_ids = {judgement.turn_id for judgement in job.judgements}
-    details: dict[str, Any] = {"seconds": round(seconds / max(1, len(job.replies)), 4)}
+    details: JudgementDetails = {"seconds": round(seconds / max(1, len(job.replies)), 4)}
     if job.reward_model is not None:
         weight = reward_models.score_weight(job.reward_model)
-        details |= {"reward_model": job.reward_model.id, "number": job.reward_model.number, "weight": round(weight, 3)}
+        details["reward_model"] = job.reward_model.id
+        details["number"] = job.reward_model.number
+        details["weight"] = round(weight, 3)
     finished: set[str] = set()
     async with db.write() as session:
         deleted = await sample_groups.lock_and_find_deleted(session, turn_ids)

@@ -43,7 +43,7 @@ async def get_answers(request: JudgeRequest, http: httpx2.AsyncClient, settings:
 async def run_rule(request: JudgeRequest, source: RuleSource, connect: Connect) -> Answer:
     """Run the rule in a thread, since it may be slow. Any exception of the rule fails its own judgement only."""
 
-    def run() -> Any:
+    def run() -> float | None:
         return load_rule(source.function, allow_import=not request.is_policy_owned)(request.facts)
 
     try:
@@ -68,7 +68,7 @@ async def read_next_turn(request: JudgeRequest, source: NextTurnSource, connect:
     return await LLMJudge(connect(), request.endpoint).grade_by_outcome(request, next_message)
 
 
-def _last_user_message(messages: Sequence[Mapping[str, Any]]) -> str | None:
+def _last_user_message(messages: Sequence[Mapping[str, object]]) -> str | None:
     return next((message_text(message) for message in reversed(messages) if message["role"] == "user"), None)
 
 

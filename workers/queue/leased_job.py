@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from logging import Logger
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from sqlalchemy import ColumnElement, and_, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
@@ -41,6 +41,7 @@ trainer_log = logging.getLogger("attune.trainer")  # the trainer alone uses Hear
 LeasedRow: TypeAlias = Judgement | Rollout | WebhookDelivery
 RowT = TypeVar("RowT", bound=LeasedRow)
 ResultT = TypeVar("ResultT")
+P = ParamSpec("P")
 
 
 class JobEnded(Exception):
@@ -90,18 +91,19 @@ async def claim_row(session: AsyncSession, row: LeasedRow, owner: str, settings:
 
 
 async def finish_row(
-    session: AsyncSession, row: LeasedRow, state: str, reason: str | None = None, **values: Any
+    session: AsyncSession, row: LeasedRow, state: str, reason: str | None = None, **values: object
 ) -> None:
     """Write the final state of a row under its fence. Raises LeaseLost."""
     reason = None if reason is None else sanitize_text(reason)
-    values |= {"state": state, "reason": reason, "settled_at": now()}
-    await leases.finish(session, type(row), row.id, fence=row.fence, **values)
+    await leases.finish(
+        session, type(row), row.id, fence=row.fence, state=state, reason=reason, settled_at=now(), **values
+    )
 
 
-async def _release_row(session: AsyncSession, row: LeasedRow, delay: float, **values: Any) -> None:
+async def _release_row(session: AsyncSession, row: LeasedRow, delay: float, **values: object) -> None:
     """Leave a row to the next attempt, which is due in `delay` seconds. Raises LeaseLost."""
-    values |= {"state": OPEN, "due_at": now() + delay}
-    await leases.finish(session, type(row), row.id, fence=row.fence, **values)
+    due_at = now() + delay
+    await leases.finish(session, type(row), row.id, fence=row.fence, state=OPEN, due_at=due_at, **values)
 
 
 class LeasedJob(ABC, Generic[RowT, ResultT]):
@@ -126,7 +128,7 @@ class LeasedJob(ABC, Generic[RowT, ResultT]):
     async def close(self, session: AsyncSession, row: RowT, state: str, reason: str) -> None:
         """Write that one row has no result, with its final state. Raises LeaseLost."""
 
-    def retry_values(self, row: RowT) -> dict[str, Any]:
+    def retry_values(self, row: RowT) -> dict[str, object]:
         """Return columns to write with a failed attempt."""
         return {}
 
@@ -191,7 +193,9 @@ class LeasedJob(ABC, Generic[RowT, ResultT]):
             return await self._write_each(self.close, end.state, str(end))
         return await self._write_each(self.record, result)
 
-    async def _write_each(self, write: Callable[..., Awaitable[None]], *args: Any) -> int:
+    async def _write_each(
+        self, write: Callable[Concatenate[AsyncSession, RowT, P], Awaitable[None]], *args: P.args, **options: P.kwargs
+    ) -> int:
         """Call `write(session, row, *args)` for each row, in a transaction of its own that is retried on a conflict.
 
         Returns the number of rows whose lease was valid.
@@ -199,17 +203,23 @@ class LeasedJob(ABC, Generic[RowT, ResultT]):
         written = 0
         for row in self.rows:
             try:
-                await self._write(row, write, *args)
+                await self._write(row, write, *args, **options)
                 written += 1
             except LeaseLost as error:
                 log.warning("a result came too late: %s", error)
         return written
 
-    async def _write(self, row: RowT, write: Callable[..., Awaitable[None]], *args: Any) -> None:
+    async def _write(
+        self,
+        row: RowT,
+        write: Callable[Concatenate[AsyncSession, RowT, P], Awaitable[None]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> None:
         for attempts_left in reversed(range(TRANSACTION_ATTEMPTS)):
             try:
                 async with self.db.write() as session:
-                    await write(session, row, *args)
+                    await write(session, row, *args, **options)
                 return
             except (IntegrityError, OperationalError):
                 if not attempts_left:

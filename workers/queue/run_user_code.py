@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class UserCodeError(Exception):
@@ -13,14 +15,14 @@ class UserCodeError(Exception):
 
 
 async def run_user_code(
-    function: Callable[[], Any], seconds: float, *, noun: str, reraise: tuple[type[Exception], ...] = ()
-) -> Any:
+    function: Callable[[], T], seconds: float, *, noun: str, reraise: tuple[type[Exception], ...] = ()
+) -> T:
     """Return what the function returns. Raises UserCodeError, and exceptions of the `reraise` types unchanged.
 
     `noun` names the function in the message of a time-out.
     """
 
-    def call() -> Any:
+    def call() -> T:
         try:
             return function()
         except reraise:

@@ -1,32 +1,33 @@
 """Evaluate trained versions: load under its own name, verify delivery, run the gates, and publish at once."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import DamagedAdapter
-from alignment.release.gates import FunctionGate, MetricGate, PromptsGate
 from app.core import leases
 from app.core.database import Database
 from app.core.request_log import log_fields
 from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.deployments import service as deployment_service
+from app.engines import fleet, inventory
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import ANSWERING, Engine, Policy, Version, VersionState
-from app.policies import repository, service
+from app.policies import repository
+from app.policies.locks import lock_policy
 from app.policies.overrides import effective_settings
 from app.training import kl_guard
-from workers.release import engine_inventory, publish, weight_swap
+from workers.release import publish
+from workers.release.delivery.base import Attempt, DeliveryResult
+from workers.release.delivery.choice import delivery_of
 from workers.release.gates import GateRunner
-from workers.release.verify_delivery import Timings, VerificationResult, check_files, verify_on_engines
+from workers.release.verify_delivery import Timings
 from workers.stage_metrics import EVALUATIONS
 
 log = logging.getLogger("attune.evaluate")
@@ -34,8 +35,7 @@ log = logging.getLogger("attune.evaluate")
 
 async def evaluate(db: Database, settings: Settings, owner: str) -> int:
     """Evaluate every trained version, the projects taking turns. Return how many were verified."""
-    if settings.trainer.adaptation == "full":
-        await weight_swap.sync_weights(db, settings)
+    await delivery_of(settings).sync(db, settings)
     async with db.read() as session:
         trained = select(Policy.project_id, Version.id).join(Policy, Policy.id == Version.policy_id)
         is_waiting = (Version.state == VersionState.TRAINED, Policy.state.in_(ANSWERING))
@@ -49,7 +49,7 @@ async def _claim_and_evaluate(db: Database, settings: Settings, owner: str, vers
     """Evaluate the version if no other worker does. Return whether it was verified."""
     seconds = settings.workers.lease_seconds
     async with db.write() as session:
-        engines = await service.list_ready_engines(session)
+        engines = await fleet.list_ready_engines(session)
         if not engines:
             return False  # the reconciler enqueues it again when an engine is ready
         states = (VersionState.TRAINED,)
@@ -66,8 +66,8 @@ async def _claim_and_evaluate(db: Database, settings: Settings, owner: str, vers
     except leases.LeaseLost as error:
         log.warning("the evaluation was ended: %s", error)
         return False
-    if settings.trainer.adaptation == "full" and not is_verified:  # an engine may hold it: load what serves again
-        await weight_swap.sync_weights(db, settings)
+    if not is_verified:  # an engine may hold it in the place of what serves
+        await delivery_of(settings).sync(db, settings)
     return is_verified
 
 
@@ -78,43 +78,30 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
         return await _reject(db, version, "training returned to another version before this one was verified")
     if (reason := kl_guard.describe_violation(version, settings)) is not None:
         return await _reject(db, version, reason, guard=settings)
+    delivery = delivery_of(settings)
     timings = Timings({"export": version.timings["export"]})
     async with EnginePool(load_engine_keys(settings)) as pool:
         try:
-            gates = GateRunner(db, settings, pool.get(engines[0]), policy, version)
-            if version.full_weights:  # a swap holds chats up, so the gates that need no engine come first
-                with timings.measure("check"):
-                    await asyncio.to_thread(check_files, version, settings)
-                if (refusal := await gates.first_refusal(MetricGate, FunctionGate)) is not None:
-                    return await _reject(db, version, refusal, guard=settings)
-                result = await weight_swap.verify_on_engines_in_turn(db, settings, pool, engines, version, timings)
-            else:
-                result = await verify_on_engines(pool, engines, version, settings, timings)
-            if not service.has_quorum(result.verified_engines, engines):
-                return await _reject_or_retry(db, settings, version, result, engines)
-            gates.client = pool.get(result.verified_engines[0])
-            with timings.measure("gates"):
-                refusal = await gates.first_refusal(*([PromptsGate] if version.full_weights else []))
+            gates = GateRunner(db, settings, policy, version)
+            result = await delivery.deliver(Attempt(db, settings, pool, engines, version, gates, timings))
         except DamagedAdapter as error:
             return await _reject(db, version, f"DamagedAdapter: {error}", engines)
         except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: the gate has decided nothing
             log.warning("%s waits: %s", version.adapter_name, error)
-            if (
-                version.full_weights and version.attempt >= settings.workers.max_attempts
-            ):  # each attempt costs two weight swaps
-                reason = f"its gates could not be reached in {version.attempt} attempts: {error}"
-                return await _reject(db, version, reason, engines)
-            return await _release_claim(db, version, counts=version.full_weights)
-    if refusal is not None:
-        return await _reject(db, version, refusal, engines, guard=settings)
+            reason = f"its gates could not be reached in {version.attempt} attempts: {error}"
+            return await _retry(db, settings, version, reason, engines, counts=delivery.counts_unreached_gates)
+    if result.refusal is not None:
+        return await _reject(db, version, result.refusal, engines, guard=settings)
+    if not result.is_verified:
+        return await _reject_or_retry(db, settings, version, result)
     values = {"timings": timings.seconds, "metrics": {**version.metrics, **gates.metrics}, "attempt": 0}
     started = time.perf_counter()
     async with db.write() as session:  # verified and published in one transaction
-        policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, policy.id)
         for engine in result.verified_engines:
-            await engine_inventory.record_adapters(session, engine, added=version.adapter)
-        await _finish(session, version, VersionState.VERIFIED, **values)
-        serves_users = await publish.try_publish(session, settings, policy, version.id)
+            await inventory.record_adapters(session, engine, added=version.adapter)
+        await leases.finish(session, Version, version.id, fence=version.fence, state=VersionState.VERIFIED, **values)
+        serves_users = await publish.try_publish(locked, settings, delivery, version.id)
     EVALUATIONS.labels("verified").inc()
     if serves_users:
         await publish.record_timings(db, version.id, time.perf_counter() - started)
@@ -122,7 +109,7 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
 
 
 async def _reject_or_retry(
-    db: Database, settings: Settings, version: Version, result: VerificationResult, engines: list[Engine]
+    db: Database, settings: Settings, version: Version, result: DeliveryResult
 ) -> Literal[False]:
     """Reject a version that too few engines have verified, or leave it for another attempt. Return False.
 
@@ -131,18 +118,22 @@ async def _reject_or_retry(
     """
     counts = not (result.verified_engines or result.num_unreachable)
     if (rejection := result.rejection) is not None:
-        return await _reject(db, version, f"{type(rejection).__name__}: {rejection}", engines)
+        return await _reject(db, version, f"{type(rejection).__name__}: {rejection}", result.engines)
+    reason = f"not verified in {version.attempt} attempts: {result.errors[0]}"
+    return await _retry(db, settings, version, reason, result.engines, counts=counts)
+
+
+async def _retry(
+    db: Database, settings: Settings, version: Version, reason: str, engines: Sequence[Engine], *, counts: bool
+) -> Literal[False]:
+    """Leave the version for another attempt, or reject it for `reason` after the last one that counts. Return False."""
     if counts and version.attempt >= settings.workers.max_attempts:
-        return await _reject(db, version, f"not verified in {version.attempt} attempts: {result.errors[0]}", engines)
-    return await _release_claim(db, version, counts=counts)
-
-
-async def _release_claim(db: Database, version: Version, *, counts: bool) -> Literal[False]:
-    """Leave the version for another attempt; `counts` tells whether this one is counted. Return False."""
+        return await _reject(db, version, reason, engines)
     EVALUATIONS.labels("retried").inc()
     attempt = version.attempt if counts else version.attempt - 1
     async with db.write() as session:
-        await _finish(session, version, VersionState.TRAINED, attempt=attempt)
+        state = VersionState.TRAINED
+        await leases.finish(session, Version, version.id, fence=version.fence, state=state, attempt=attempt)
     return False
 
 
@@ -157,14 +148,11 @@ async def _reject(
     EVALUATIONS.labels("rejected").inc()
     async with db.write() as session:
         # The policy is locked before its versions, as everywhere.
-        policy = await session.get_one(Policy, version.policy_id, with_for_update={"key_share": True})
-        await _finish(session, version, VersionState.REJECTED, reason=reason)
+        locked = await lock_policy(session, version.policy_id)
+        state = VersionState.REJECTED
+        await leases.finish(session, Version, version.id, fence=version.fence, state=state, reason=reason)
         for engine in engines:
-            await engine_inventory.record_adapters(session, engine, added=version.adapter)
+            await inventory.record_adapters(session, engine, added=version.adapter)
         row = await repository.get_version(session, version.id)
-        await deployment_service.reject_version(session, policy, row, actor="evaluate", reason=reason, guard=guard)
+        await deployment_service.reject_version(locked, row, actor="evaluate", reason=reason, guard=guard)
     return False
-
-
-async def _finish(session: AsyncSession, version: Version, state: VersionState, **values: Any) -> None:
-    await leases.finish(session, Version, version.id, fence=version.fence, state=state, **values)

@@ -11,6 +11,7 @@ from alignment.signals.verifiers import RIGHT
 from alignment.tolerance import exceeds
 from app.core.database import Database
 from app.core.settings import Settings
+from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
 from app.inference.engine import EngineClient
 from app.inference.request import ChatCall, Sampling
@@ -20,37 +21,39 @@ from app.policies import references, repository
 from workers.queue.run_user_code import UserCodeError, run_user_code
 from workers.rollouts import prompt_sets
 
+GateKinds = tuple[type[MetricGate | FunctionGate | PromptsGate], ...]
+
 MAX_CONCURRENT_PROMPTS = 8
 PRIORITY = -1  # below chats
 
 
 @dataclass
 class GateRunner:
-    """Runs the configured gates on one version. `client` reaches an engine that holds it; `metrics` collects the
-    version's metrics, named gate/<name>."""
+    """Runs the configured gates on one version. `metrics` collects the version's metrics, named gate/<name>."""
 
     db: Database
     settings: Settings
-    client: EngineClient
     policy: Policy
     version: Version
     metrics: dict[str, float] = field(default_factory=dict)
 
-    async def first_refusal(self, *kinds: type[MetricGate | FunctionGate | PromptsGate]) -> str | None:
-        """Run the gates of these kinds, or all, in order. Return why the first one refuses, or None if all pass.
+    async def first_refusal(self, client: EngineClient, kinds: GateKinds) -> str | None:
+        """Run the gates of these kinds, in order. Return why the first one refuses, or None if all pass.
+
+        `client` reaches an engine that has loaded the version, if prompts are among the kinds.
 
         Raises:
             EngineUnavailable: the engine failed during a prompt, which is no verdict.
         """
         for gate in self.settings.release.gates:
-            if kinds and not isinstance(gate, kinds):
+            if not isinstance(gate, kinds):
                 continue
             if isinstance(gate, MetricGate):
                 reason = gate.rejection_reason(self.version.metrics)
             elif isinstance(gate, FunctionGate):
                 reason = await self._run_function(gate)
             else:
-                reason = await self._run_prompts(gate)
+                reason = await self._run_prompts(client, gate)
             if reason is not None:
                 return f"gate {gate.name}: {reason}"
         return None
@@ -72,7 +75,7 @@ class GateRunner:
             return f"its function failed: {error}"
         return None if reason is None else str(reason)[:1000]
 
-    async def _run_prompts(self, gate: PromptsGate) -> str | None:
+    async def _run_prompts(self, client: EngineClient, gate: PromptsGate) -> str | None:
         async with self.db.read() as session:
             rows = list(
                 await session.scalars(
@@ -92,21 +95,23 @@ class GateRunner:
         if not rows:
             return f"there is no dataset of prompts named {gate.dataset!r}"
         try:
-            candidate = await self._answer_prompts(gate, self.version, rows)
-            baseline = await self._answer_prompts(gate, serving, rows) if gate.compares else None
+            candidate = await self._answer_prompts(client, gate, self.version, rows)
+            baseline = await self._answer_prompts(client, gate, serving, rows) if gate.compares else None
         except EngineRefused as error:  # permanent, such as a prompt that is too long: a retry would be refused too
             return f"the request failed: {error}"
         if candidate.share is not None:
             self.metrics[f"gate/{gate.name}"] = candidate.share
         return gate.rejection_reason(candidate, baseline)
 
-    async def _answer_prompts(self, gate: PromptsGate, version: Version, rows: Sequence[DatasetRow]) -> PromptScores:
+    async def _answer_prompts(
+        self, client: EngineClient, gate: PromptsGate, version: Version, rows: Sequence[DatasetRow]
+    ) -> PromptScores:
         """Let the version answer the prompts, and summarize the verifier's scores and the lengths in tokens."""
         semaphore = asyncio.Semaphore(MAX_CONCURRENT_PROMPTS)
 
         async def answer(row: DatasetRow) -> tuple[Capture, float | None]:
             async with semaphore:
-                capture = await self._complete(gate, version, row)
+                capture = await self._complete(client, gate, version, row)
                 return capture, await self._verify(gate, row, capture)
 
         tasks = [asyncio.create_task(answer(row)) for row in rows]
@@ -121,22 +126,20 @@ class GateRunner:
             sum(not exceeds(RIGHT, score) for score in scores), len(scores), sum(lengths) / len(lengths)
         )
 
-    async def _complete(self, gate: PromptsGate, version: Version, row: DatasetRow) -> Capture:
+    async def _complete(self, client: EngineClient, gate: PromptsGate, version: Version, row: DatasetRow) -> Capture:
+        adaptation = adaptation_of(self.settings)
         call = ChatCall(
             rid=new_id("chatcmpl"),
             messages=row.content["messages"],
             sampling=Sampling(gate.max_tokens, temperature=gate.temperature),
-            adapter=version.adapter,
-            model=references.version_name(self.policy, version),
-            extra_key=version.weights or self.policy.base_model,
-            weights=version.weights,
+            target=adaptation.target(version, self.policy.base_model, references.version_name(self.policy, version)),
             priority=PRIORITY,
         )
         try:
             async with asyncio.timeout(gate.timeout_seconds):
-                return (await self.client.complete(call)).capture
+                return (await client.complete(call)).capture
         except TimeoutError as error:
-            await self.client.abort(call.rid)
+            await client.abort(call.rid)
             raise EngineUnavailable(f"no reply to a prompt of {gate.name} in {gate.timeout_seconds:g} s") from error
 
     async def _verify(self, gate: PromptsGate, row: DatasetRow, capture: Capture) -> float | None:

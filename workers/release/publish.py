@@ -18,12 +18,16 @@ from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.deployments import comparison
 from app.deployments import service as deployment_service
+from app.engines import fleet
 from app.models import ANSWERING, Deployment, Policy, Version, VersionState
 from app.policies import references, repository, service
+from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import effective_settings
 from app.training import kl_guard
 from app.training.policy_config import effective_rewards
 from workers.queue.leased_job import log_and_continue
+from workers.release.delivery.base import Delivery
+from workers.release.delivery.choice import delivery_of
 from workers.stage_metrics import PUBLISH_SECONDS
 
 canary_log = logging.getLogger("attune.canaries")
@@ -53,53 +57,49 @@ async def publish(db: Database, settings: Settings) -> int:
 async def _publish(db: Database, settings: Settings, policy_id: str, version_id: str) -> bool:
     started = time.perf_counter()
     async with db.write() as session:
-        policy = await session.get_one(Policy, policy_id, with_for_update={"key_share": True})
-        serves_users = await try_publish(session, settings, policy, version_id)
+        locked = await lock_policy(session, policy_id)
+        serves_users = await try_publish(locked, settings, delivery_of(settings), version_id)
     if serves_users:
         await record_timings(db, version_id, time.perf_counter() - started)
     return serves_users
 
 
-async def try_publish(session: AsyncSession, settings: Settings, policy: Policy, version_id: str) -> bool:
+async def try_publish(locked: LockedPolicy, settings: Settings, delivery: Delivery, version_id: str) -> bool:
     """Point the deployment, or the canary's share, to a verified version. Return whether it serves users now.
 
-    It does not when it must wait, starts in shadow, was rejected, or another publisher was first. The caller holds the
-    policy's lock, so there is one publisher at a time.
+    It does not when it must wait, starts in shadow, was rejected, or another publisher was first. Under the lock there
+    is one publisher at a time.
     """
+    session, policy = locked
     version = await session.get_one(Version, version_id, populate_existing=True)
-    engines = await service.list_ready_engines(session)
+    engines = await fleet.list_ready_engines(session)
+    is_loaded = fleet.is_loaded_on_quorum(version, engines)
     if version.state not in PUBLISHABLE_STATES or policy.state not in ANSWERING or not engines:
         return False  # the reconciler enqueues it again when an engine is ready
     if policy.head_version_id != version.id:
-        await deployment_service.reject_version(
-            session, policy, version, actor="publish", reason=deployment_service.HEAD_MOVED
-        )
+        await deployment_service.reject_version(locked, version, actor="publish", reason=deployment_service.HEAD_MOVED)
         return False
-    canary_config = None if version.full_weights else comparison.effective_canary(policy, settings)
+    trials = delivery.trials(policy, settings)
     deployment = await repository.get_deployment(session, policy.id)
     if await _would_release_erased_data(session, deployment, version):
-        await deployment_service.reject_version(session, policy, version, actor="publish", reason=ERASED_DATA)
+        await deployment_service.reject_version(locked, version, actor="publish", reason=ERASED_DATA)
         return False
-    if deployment.canary_version_id is not None and (canary_config is not None or deployment.canary_watched):
+    if deployment.canary_version_id is not None and (trials.canary is not None or deployment.canary_watched):
         return False  # the canary is compared with the serving version; the reconciler tries again when it has ended
-    if not service.is_loaded_on_quorum(version, engines):
+    if not is_loaded:
         version.state = VersionState.TRAINED  # an engine came back without it: load and verify it there first
         enqueue_after_commit(session, "evaluate")
         return False
-    skips_shadow = version.shadow_since is not None or version.full_weights
-    shadow_config = None if skips_shadow else comparison.effective_shadow(policy, settings)
     by = service.Attribution("publish", str(version.state))
-    if shadow_config is not None:
-        deployment_service.start_shadow(session, policy, version, shadow_config.share, by)
+    if trials.shadow is not None and version.shadow_since is None:
+        deployment_service.start_shadow(locked, version, trials.shadow.share, by)
         return False
-    if canary_config is not None:
-        await deployment_service.start_canary(session, policy, version, canary_config.share, by, watched=True)
+    if trials.canary is not None:
+        await deployment_service.start_canary(locked, version, trials.canary.share, by, watched=True)
     else:
-        await deployment_service.set_live(session, policy, version, by)
-        kl_guard.record_release(session, policy, references.version_name(policy, version))
-        enqueue_after_commit(session, "reconcile", "assemble")
-        if version.full_weights:  # loads it on the other engines
-            enqueue_after_commit(session, "evaluate")
+        await deployment_service.set_live(locked, version, by)
+        kl_guard.record_release(locked, references.version_name(policy, version))
+        enqueue_after_commit(session, *delivery.tasks_after_release)
     return True
 
 
@@ -164,8 +164,8 @@ async def _check_canary(db: Database, settings: Settings, policy_id: str) -> boo
 
 
 async def _apply_to_canary(session: AsyncSession, policy_id: str, run: CanaryRun, decision: Decision) -> bool:
-    policy = await session.get_one(Policy, policy_id)
-    deployment = await deployment_service.lock_deployment(session, policy)
+    locked = await lock_policy(session, policy_id)
+    deployment = await repository.get_deployment(session, policy_id)
     if _canary_run(deployment) != run or not deployment.canary_watched:
         return False  # the deployment changed meanwhile
     version = await repository.get_version(session, run[0] or "")
@@ -173,12 +173,12 @@ async def _apply_to_canary(session: AsyncSession, policy_id: str, run: CanaryRun
         decision = Decision("roll_back", ERASED_DATA, decision.figures)
     by = service.Attribution("reconcile", decision.reason)
     if decision.action == "roll_back":
-        await deployment_service.abort_canary(session, policy, by)
+        await deployment_service.abort_canary(locked, by)
     else:
-        if not service.is_loaded_on_quorum(version, await service.list_ready_engines(session)):
+        if not fleet.is_loaded_on_quorum(version, await fleet.list_ready_engines(session)):
             return False  # too few engines hold it at the moment; the next reconcile checks again
-        await deployment_service.promote_canary(session, policy, version, by)
-    canary_log.info("%s: %s, %s", references.version_name(policy, version), decision.action, decision.reason)
+        await deployment_service.promote_canary(locked, version, by)
+    canary_log.info("%s: %s, %s", references.version_name(locked.policy, version), decision.action, decision.reason)
     return True
 
 
@@ -215,18 +215,19 @@ async def _apply_to_shadow(
     session: AsyncSession, version_id: str, serving_id: str, decision: Decision, settings: Settings
 ) -> bool:
     version = await repository.get_version(session, version_id)
-    policy = await session.get_one(Policy, version.policy_id)
-    deployment = await deployment_service.lock_deployment(session, policy)
+    locked = await lock_policy(session, version.policy_id)
+    policy = locked.policy
+    deployment = await repository.get_deployment(session, policy.id)
     await session.refresh(version)
     if version.state != VersionState.SHADOW or deployment.version_id != serving_id:
         return False  # the deployment changed meanwhile
     version.metrics = {**version.metrics, **{f"shadow/{name}": value for name, value in decision.figures.items()}}
     if decision.action == "promote":
-        deployment_service.pass_shadow(session, policy, version, service.Attribution("reconcile", decision.reason))
+        deployment_service.pass_shadow(locked, version, service.Attribution("reconcile", decision.reason))
     else:
         reason = decision.reason if decision.reason == deployment_service.HEAD_MOVED else f"shadow: {decision.reason}"
         # Only a rejection counts for the KL guard: a lapse says nothing about the version.
         guard = effective_settings(policy, settings) if decision.action == "reject" else None
-        await deployment_service.reject_version(session, policy, version, actor="reconcile", reason=reason, guard=guard)
+        await deployment_service.reject_version(locked, version, actor="reconcile", reason=reason, guard=guard)
     shadow_log.info("%s: %s, %s", references.version_name(policy, version), decision.action, decision.reason)
     return True

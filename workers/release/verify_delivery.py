@@ -1,32 +1,19 @@
-"""Load one version on all engines under its own name, and verify that each computes what the trainer computed."""
+"""Verify that an engine computes what the trainer computed: compare the log-probs of a version's probe."""
 
-import asyncio
-import base64
-import hashlib
-import json
 import logging
 import math
-import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from alignment.artifacts.manifest import FileEntry, read_manifest
-from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
-from alignment.errors import DamagedAdapter
 from app.core.settings import Settings
-from app.inference.engine import AdapterPayload, EngineClient
-from app.inference.pool import EnginePool
-from app.inference.transport import EngineRefused, EngineUnavailable
-from app.models import Engine, Version
-from app.policies import service
-from workers.base_model import check_version
+from app.inference.engine import EngineClient
+from app.inference.transport import EngineUnavailable
+from app.models import Version
 
 log = logging.getLogger("attune.evaluate")
 Scores = Sequence[Sequence[float]]
-GRACE_SECONDS = 1.0  # for the slower engines, once enough of them have verified the version
 # Largest |engine - trainer| log-prob over the probe that counts as the same weights. Measured in float32: below 1e-5.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 # In bfloat16 log-probs of the same weights differ by 0.04 (root mean square) and 0.31 at most, which is as much as an
@@ -59,148 +46,6 @@ class Timings:
     def record(self, name: str, value: float) -> None:
         """Record a value. Of engines that work in parallel the largest counts."""
         self.seconds[name] = max(value, self.seconds.get(name, 0.0))
-
-
-@dataclass
-class VerificationResult:
-    """The engines that verified a version, by name; the errors of the others; how many were unreachable from the
-    start."""
-
-    verified_engines: list[Engine] = field(default_factory=list)
-    errors: list[Exception] = field(default_factory=list)
-    num_unreachable: int = 0
-
-    @property
-    def rejection(self) -> Exception | None:
-        """Return the first error that is about the version, not about an engine that cannot be reached."""
-        return next((error for error in self.errors if not isinstance(error, EngineUnavailable)), None)
-
-
-async def verify_on_engines(
-    pool: EnginePool, engines: Sequence[Engine], version: Version, settings: Settings, timings: Timings
-) -> VerificationResult:
-    """Load and verify the version on all engines in parallel.
-
-    Returns when all have answered, or when enough have verified it and the others have had GRACE_SECONDS. The
-    reconciler loads it on those later, and no chat is routed to them for this version until then.
-
-    Raises:
-        DamagedAdapter: the files are not the ones that were sealed.
-    """
-    preparation = asyncio.create_task(prepare_adapter(version, settings, timings))
-
-    async def verify(client: EngineClient) -> None:
-        await require_reachable(client)
-        adapter = await asyncio.shield(preparation)  # nothing is sent before the files are checked
-        await load_and_verify(client, version, adapter, settings, timings)
-
-    pending = {asyncio.create_task(verify(pool.get(engine))): engine for engine in engines}
-    result, deadline = VerificationResult(), None
-    try:
-        await preparation
-        while pending:
-            seconds_left = None if deadline is None else max(0.0, deadline - time.perf_counter())
-            finished, _ = await asyncio.wait(pending, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
-            if not finished:
-                break
-            for task in finished:
-                _record_result(result, pending.pop(task), task, version)
-            if deadline is None and service.has_quorum(result.verified_engines, engines):
-                deadline = time.perf_counter() + GRACE_SECONDS
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-    result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
-    return result
-
-
-def _record_result(result: VerificationResult, engine: Engine, task: asyncio.Task[None], version: Version) -> None:
-    error = task.exception()
-    if error is None:
-        result.verified_engines.append(engine)
-        return
-    log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
-    result.num_unreachable += isinstance(error, EngineUnreachable)
-    if isinstance(error, Exception):
-        expected = isinstance(error, EngineUnavailable | EngineRefused | NotDelivered)
-        result.errors.append(error if expected else EngineRefused(0, f"its answer was not understood: {error!r}"))
-
-
-def check_files(version: Version, settings: Settings) -> None:
-    """Raise DamagedAdapter if the version's files are not the ones that were sealed."""
-    assert version.adapter_path and version.manifest_sha256
-    directory = Path(version.adapter_path)
-    check_version(settings, directory, version.manifest_sha256, full_weights=version.full_weights)
-
-
-async def prepare_adapter(version: Version, settings: Settings, timings: Timings) -> Path | AdapterPayload:
-    """Check the files and return what the engine is given: the directory, or the payload built from it.
-
-    Raises:
-        DamagedAdapter: the files are not the ones that were sealed.
-        OSError: the storage cannot be read.
-    """
-    assert version.adapter_path and version.manifest_sha256
-    directory = Path(version.adapter_path)
-    with timings.measure("check"):
-        await asyncio.to_thread(check_files, version, settings)
-    if settings.engine.adapter_delivery == "path":
-        return directory
-    with timings.measure("transfer"):
-        return await asyncio.to_thread(build_payload, directory, version.manifest_sha256)
-
-
-def preload_torch() -> None:
-    """Import torch now, so that the first payload does not take seconds longer.
-
-    Only `adapter_delivery = "memory"` needs torch in this process.
-    """
-    import safetensors.torch  # noqa: F401
-
-
-def build_payload(directory: Path, manifest_sha256: str) -> AdapterPayload:
-    """Return an adapter as SGLang takes it within the load call, instead of a path on shared storage.
-
-    The payload is pickled tensors, which SGLang unpickles with an allow-list of its own. Nothing in it refers to this
-    machine's memory, so the engine may run on another machine. SGLang dies of a payload that it cannot unpickle, so a
-    payload is built only from the bytes that were sealed.
-
-    Raises:
-        DamagedAdapter: the files changed since the directory was checked.
-    """
-    from safetensors.torch import load
-
-    files, _ = read_manifest(directory, manifest_sha256)
-    config, tensors = (_read_sealed(directory, name, files) for name in (ADAPTER_CONFIG, ADAPTER))
-    return AdapterPayload(json.loads(config), base64.b64encode(pickle.dumps(load(tensors))).decode())
-
-
-def _read_sealed(directory: Path, name: str, files: dict[str, FileEntry]) -> bytes:
-    content = (directory / name).read_bytes()
-    if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
-        raise DamagedAdapter(f"{name} in {directory} is not what was sealed.")
-    return content
-
-
-async def load_and_verify(
-    client: EngineClient, version: Version, adapter: Path | AdapterPayload, settings: Settings, timings: Timings
-) -> None:
-    """Load the adapter, whose files have been checked, and compare the engine's log-probs of the probe with the
-    trainer's.
-
-    Loading leaves an adapter in host memory. The probe moves it to the device, so it also warms the adapter up.
-
-    Raises:
-        NotDelivered: the log-probs differ by more than the tolerance, or are nearer to the parent's.
-        EngineUnavailable, EngineRefused: see EngineClient.
-    """
-    assert version.adapter_name and version.probe
-    with timings.measure("load"):
-        await client.load_adapter(version.adapter_name, adapter)
-    with timings.measure("verify"):
-        engine_scores = await client.score(version.adapter_name, version.probe["ids"])
-    require_delivered(engine_scores, version, settings, timings)
 
 
 def require_delivered(engine_scores: Scores, version: Version, settings: Settings, timings: Timings) -> None:

@@ -1,7 +1,6 @@
 """Swap the full weights of an engine: drain it, load the version's weights, verify them, or restore the old ones.
 
-An engine holds the weights of one version at a time. Verifying a version therefore takes an engine away from the
-serving version, so engines are swapped in turn, and no more of them than the version needs to go live.
+Which engines are swapped, and when: see `workers.release.delivery.full_weights`.
 """
 
 import asyncio
@@ -14,26 +13,19 @@ from typing import Self
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import DamagedAdapter
 from app.core.database import Database, now
 from app.core.settings import Settings
+from app.engines import fleet, inventory
 from app.inference.engine import BASE_WEIGHTS, EngineClient
-from app.inference.keys import load_engine_keys
-from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import REQUESTED, Engine, Rollout, Turn, TurnState, Version
-from app.policies import service
-from workers.base_model import model_dir
-from workers.release import engine_inventory
+from workers.base_model import check_weights_files, model_dir
 from workers.release.verify_delivery import (
-    EngineUnreachable,
     NotDelivered,
     Scores,
     Timings,
-    VerificationResult,
-    check_files,
     require_delivered,
     require_equal_scores,
     require_reachable,
@@ -48,61 +40,12 @@ class EngineBusy(EngineUnavailable):
     """Another process swaps the engine's weights, or the engine was restarted."""
 
 
-async def verify_on_engines_in_turn(
-    db: Database, settings: Settings, pool: EnginePool, engines: Sequence[Engine], version: Version, timings: Timings
-) -> VerificationResult:
-    """Swap and verify the version, whose files have been checked, until enough of the ready engines hold it.
-
-    The other engines keep the serving version.
-    """
-    result = VerificationResult()
-    for engine in sorted(engines, key=lambda engine: not service.is_loaded(engine, version)):
-        if service.has_quorum(result.verified_engines, engines):
-            break
-        try:
-            await swap_weights(db, settings, pool.get(engine), engine, version, timings)
-        except SWAP_ERRORS as error:
-            log.warning("%s is not on %s: %s", version.adapter_name, engine.name, error)
-            result.errors.append(error)
-            result.num_unreachable += isinstance(error, EngineUnreachable | EngineBusy)
-        else:
-            result.verified_engines.append(engine)
-    result.verified_engines.sort(key=lambda engine: engine.name)  # rows are locked in this order everywhere
-    return result
-
-
-async def sync_weights(db: Database, settings: Settings) -> None:
-    """Load the serving version on every ready engine that has other weights and verifies no version.
-
-    Engines are swapped in turn, so that the first can answer for all while the others are swapped.
-    """
-    async with db.read() as session:
-        version = await engine_inventory.serving_version(session)
-        outdated = [
-            engine for engine in await service.list_ready_engines(session) if not service.is_loaded(engine, version)
-        ]
-        outdated = [engine for engine in outdated if not await service.is_verifying(session, engine)]
-    if not outdated:
-        return
-    name = _weights_name(version)
-    try:
-        if version.full_weights:
-            await asyncio.to_thread(check_files, version, settings)
-    except DamagedAdapter as error:
-        log.error("%s serves, and cannot be loaded on %d engines: %s", name, len(outdated), error)
-        return
-    async with EnginePool(load_engine_keys(settings)) as pool:
-        for engine in outdated:
-            try:
-                await swap_weights(db, settings, pool.get(engine), engine, version, Timings())
-            except SWAP_ERRORS as error:
-                log.warning("%s is not on %s, the next reconcile tries again: %s", name, engine.name, error)
-
-
-async def has_outdated_engine(session: AsyncSession) -> bool:
-    """Return whether a ready engine does not hold the serving version."""
-    version = await engine_inventory.serving_version(session)
-    return any(not service.is_loaded(engine, version) for engine in await service.list_ready_engines(session))
+async def require_intact_weights(version: Version, settings: Settings) -> None:
+    """Raise DamagedAdapter if the version's files are not the ones that were sealed. The base model has no seal."""
+    if version.weights is not None:
+        assert version.adapter_path and version.manifest_sha256
+        directory = Path(version.adapter_path)
+        await asyncio.to_thread(check_weights_files, settings, directory, version.manifest_sha256)
 
 
 async def swap_weights(
@@ -117,14 +60,14 @@ async def swap_weights(
     was_abandoned = engine.swapping_until is not None
     if not was_abandoned:
         await require_reachable(client)
-    if service.is_loaded(engine, version):
+    if fleet.is_loaded(engine, version):
         with timings.measure("verify"):
             await _verify_weights(client, version, settings, timings)
         return
     with timings.measure("exchange"):
         async with SwapLease(db, engine, settings.workers.lease_seconds) as lease:
             async with db.read() as session:
-                previous = await engine_inventory.version_with_weights(session, version.policy_id, engine.weights)
+                previous = await inventory.version_with_weights(session, version.policy_id, engine.weights)
             with timings.measure("drain"):
                 previous_scores = None if was_abandoned else await _score_previous(db, client, previous, version)
                 await _wait_for_open_turns(db, settings, engine)
@@ -132,7 +75,7 @@ async def swap_weights(
                 with timings.measure("load"):
                     async with client.paused():
                         await _exclude_interrupted_turns(db, engine, version)
-                        await client.load_weights(_weights_path(settings, version), _weights_name(version))
+                        await client.load_weights(_weights_path(settings, version), weights_name(version))
                 with timings.measure("verify"):
                     await _verify_weights(client, version, settings, timings)
             except (EngineRefused, NotDelivered):
@@ -147,16 +90,15 @@ async def _restore_weights(
 ) -> None:
     """Load the previous weights from the files they came from, and check that they score the probe as before."""
     try:
-        if previous.full_weights:
-            await asyncio.to_thread(check_files, previous, settings)
+        await require_intact_weights(previous, settings)
     except DamagedAdapter as error:  # not the fault of the version that was tried
-        raise EngineUnavailable(f"{_weights_name(previous)} cannot be restored: {error}") from error
+        raise EngineUnavailable(f"{weights_name(previous)} cannot be restored: {error}") from error
     async with client.paused():
-        await client.load_weights(_weights_path(settings, previous), _weights_name(previous))
+        await client.load_weights(_weights_path(settings, previous), weights_name(previous))
     if previous_scores is not None and failed.probe is not None:
         scores = await _score(client, previous, failed.probe["ids"])
         require_equal_scores(scores, previous_scores, settings)
-    log.warning("%s has %s again", client.url, _weights_name(previous))
+    log.warning("%s has %s again", client.url, weights_name(previous))
 
 
 async def _score_previous(db: Database, client: EngineClient, previous: Version, version: Version) -> Scores | None:
@@ -182,7 +124,7 @@ async def _verify_weights(client: EngineClient, version: Version, settings: Sett
 
 
 async def _score(client: EngineClient, version: Version, ids: Sequence[Sequence[int]]) -> list[list[float]]:
-    return await client.score(None, ids, extra_key=_weights_name(version))
+    return await client.score(None, ids, extra_key=weights_name(version))
 
 
 async def _wait_for_open_turns(db: Database, settings: Settings, engine: Engine) -> None:
@@ -200,7 +142,7 @@ async def _exclude_interrupted_turns(db: Database, engine: Engine, version: Vers
 
     The engine is paused, so none of them can finish before this is committed.
     """
-    reason = f"the weights changed during the reply, from {engine.weights or BASE_WEIGHTS} to {_weights_name(version)}"
+    reason = f"the weights changed during the reply, from {engine.weights or BASE_WEIGHTS} to {weights_name(version)}"
     async with db.write() as session:
         await session.execute(
             update(Turn).where(*_open_turns_on(engine), Turn.exclusion_reason.is_(None)).values(exclusion_reason=reason)
@@ -216,10 +158,10 @@ def _open_turns_on(engine: Engine) -> tuple[ColumnElement[bool], ...]:
 
 
 def _weights_path(settings: Settings, version: Version) -> Path:
-    return Path(version.adapter_path) if version.full_weights and version.adapter_path else model_dir(settings.model)
+    return Path(version.adapter_path) if version.adapter_path is not None else model_dir(settings.model)
 
 
-def _weights_name(version: Version) -> str:
+def weights_name(version: Version) -> str:
     return version.weights or BASE_WEIGHTS
 
 

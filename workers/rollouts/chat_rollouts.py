@@ -13,6 +13,7 @@ from alignment.release.shadow import SHADOW, ShadowConfig
 from alignment.signals.combine_rewards import group_sampling_disabled_reason, is_in_share, needs_group_samples
 from alignment.signals.judge_prompts import is_judge_prompt
 from app.chat.histories import read_messages
+from app.chat.new_turn import NewTurn
 from app.core.database import database_time, now
 from app.core.settings import Settings
 from app.deployments import comparison
@@ -35,11 +36,6 @@ from app.projects.service import NO_CONSENT
 from app.training.policy_config import effective_rewards, effective_rollouts
 from app.training.rollouts import count_recent_tokens
 from workers.rollouts.rollout_queue import create_rollouts
-
-COPIED_COLUMNS = (
-    *("project_id", "policy_id", "version_id", "key_id", "end_user", "conversation_id"),
-    *("engine", "request_params", "request_metadata"),
-)
 
 
 async def create_group_samples(
@@ -67,7 +63,7 @@ async def create_group_samples(
         created_by = policy.id, Origin.GROUP_SAMPLE, config, settings
         planned = await _create_within_budget(session, ids, is_usable, *created_by, plan)
         if planned:
-            await _delay_samples(session, {turn["completion_id"] for turn in planned}, config.window_seconds)
+            await _delay_samples(session, {turn.completion_id for turn in planned}, config.window_seconds)
 
 
 async def create_shadow_replies(
@@ -115,9 +111,9 @@ async def _create_within_budget(
     origin: Origin,
     config: GroupSamplingConfig | ShadowConfig,
     settings: Settings,
-    plan: Callable[[Turn], list[dict[str, Any]]],
-) -> list[dict[str, Any]]:
-    """Create the rollouts that `plan` returns for each turn, and return their turns' columns.
+    plan: Callable[[Turn], list[NewTurn]],
+) -> list[NewTurn]:
+    """Create the rollouts that `plan` returns for each turn, and return their turns.
 
     The hourly budget is spent on the estimate that they are as long as the chat's reply.
     """
@@ -130,7 +126,7 @@ async def _create_within_budget(
     )
     rows = turns.all()
     messages = await read_messages(session, [turn.id for turn in rows])
-    planned: list[dict[str, Any]] = []
+    planned: list[NewTurn] = []
     for turn in rows:
         if turn.own_prompt_ids is None or is_judge_prompt(messages.get(turn.id, [])):
             continue
@@ -139,8 +135,10 @@ async def _create_within_budget(
         if budget < 0:
             break
         if not settings.database.share_histories:
-            prompt = {"history_id": None, "num_history_messages": 0, "own_messages": messages[turn.id]}
-            rollouts = [rollout | prompt for rollout in rollouts]
+            prompt = messages[turn.id]
+            rollouts = [
+                replace(rollout, history_id=None, num_history_messages=0, own_messages=prompt) for rollout in rollouts
+            ]
         planned += rollouts
     if planned:
         await create_rollouts(session, planned, expires_in=config.window_seconds)
@@ -158,30 +156,48 @@ async def _delay_samples(session: AsyncSession, completion_ids: Collection[str],
     )
 
 
-def plan_group_samples(turn: Turn, num_choices: Mapping[str, int], size: int) -> list[dict[str, Any]]:
-    """Return the columns of the replies that the turn's group lacks. They are no part of the conversation."""
+def plan_group_samples(turn: Turn, num_choices: Mapping[str, int], size: int) -> list[NewTurn]:
+    """Return the replies that the turn's group lacks. They are no part of the conversation."""
     sampling = Sampling.from_body(turn.sampling)
     rollouts = []
     for choice_index in range(num_choices[turn.completion_id], size):
         # The same seed would give the same reply.
         seed = None if sampling.seed is None else sampling.seed + choice_index
-        values = {"choice_index": choice_index, "sampling": replace(sampling, seed=seed).body()}
-        rollouts.append(_plan_reply(turn, Origin.GROUP_SAMPLE, completion_id=turn.completion_id, **values))
+        reply = _plan_reply(turn, Origin.GROUP_SAMPLE)
+        own_sampling = replace(sampling, seed=seed).body()
+        rollouts.append(
+            replace(reply, completion_id=turn.completion_id, choice_index=choice_index, sampling=own_sampling)
+        )
     return rollouts
 
 
-def plan_shadow_reply(turn: Turn, version: Version) -> list[dict[str, Any]]:
-    """Return the columns of the version's reply.
+def plan_shadow_reply(turn: Turn, version: Version) -> list[NewTurn]:
+    """Return the version's reply.
 
     It is a completion of its own: no group sample, and no sample waits for it.
     """
-    values = {"shadow_of_id": turn.id, "choice_index": 0, "version_id": version.id, "sampling": turn.sampling}
-    reply = _plan_reply(turn, Origin.SHADOW, **values)
-    return [reply | {"completion_id": reply["id"]}]
+    return [replace(_plan_reply(turn, Origin.SHADOW), version_id=version.id, shadow_of_id=turn.id)]
 
 
-def _plan_reply(turn: Turn, origin: Origin, **values: Any) -> dict[str, Any]:
-    """Return the columns of a turn that is another reply to the same prompt."""
-    copied = {name: getattr(turn, name) for name in COPIED_COLUMNS}
-    prompt = {"history_id": turn.id, "num_history_messages": turn.num_messages, "own_messages": []}
-    return {**copied, **prompt, "id": new_id("chatcmpl"), "origin": origin, **values}
+def _plan_reply(turn: Turn, origin: Origin) -> NewTurn:
+    """Return another reply to the turn's prompt, as a completion of its own."""
+    id = new_id("chatcmpl")
+    return NewTurn(
+        id=id,
+        completion_id=id,
+        choice_index=0,
+        project_id=turn.project_id,
+        policy_id=turn.policy_id,
+        version_id=turn.version_id,
+        origin=origin,
+        engine=turn.engine,
+        own_messages=[],
+        history_id=turn.id,
+        num_history_messages=turn.num_messages,
+        sampling=turn.sampling,
+        request_params=turn.request_params,
+        request_metadata=turn.request_metadata,
+        key_id=turn.key_id,
+        end_user=turn.end_user,
+        conversation_id=turn.conversation_id,
+    )

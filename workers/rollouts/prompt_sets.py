@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
@@ -9,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.errors import AlignmentError
 from alignment.signals.verifiers import VerifierInput
+from app.chat.new_turn import NewTurn
 from app.core.database import Database, now
 from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
@@ -168,23 +170,23 @@ async def _create_group(
     """Create the rollouts of the plan's next prompt, and move the plan on."""
     version = prompt.version
     ids, messages = [new_id("chatcmpl") for _ in range(plan.n)], prompt.row.content["messages"]
-    defaults: dict[str, Any] = {
-        "completion_id": ids[0],
-        "project_id": plan.project_id,
-        "policy_id": plan.policy_id,
-        "version_id": version.id,
-        "engine": prompt.engine.name,
-        "origin": Origin.PROMPT_SET,
-        "own_messages": messages,
-        "sampling": Sampling(plan.max_tokens, plan.temperature).body(),
-        "processed": True,  # its verifier gives the reward: no other source is asked
-    }
-    shared = {"history_id": ids[0], "num_history_messages": len(messages), "own_messages": []}
-    whole = {"history_id": None, "num_history_messages": 0}
-    turns = [
-        defaults | {"id": id, "choice_index": index, **(shared if index and shares_histories else whole)}
-        for index, id in enumerate(ids)
-    ]
+    first = NewTurn(
+        id=ids[0],
+        completion_id=ids[0],
+        choice_index=0,
+        project_id=plan.project_id,
+        policy_id=plan.policy_id,
+        version_id=version.id,
+        engine=prompt.engine.name,
+        origin=Origin.PROMPT_SET,
+        own_messages=messages,
+        sampling=Sampling(plan.max_tokens, plan.temperature).body(),
+        processed=True,  # its verifier gives the reward: no other source is asked
+    )
+    other = first
+    if shares_histories:
+        other = replace(first, history_id=first.id, num_history_messages=len(messages), own_messages=[])
+    turns = [first, *(replace(other, id=id, choice_index=index) for index, id in enumerate(ids[1:], start=1))]
     plan_values = {"plan_id": plan.id, "pass_number": plan.pass_number, "row_number": plan.position}
     await create_rollouts(session, turns, expires_in=EXPIRES_SECONDS, **plan_values)
     starts_round = plan.version_id != version.id or (

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from sqlalchemy import exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.json_values import as_integer
+from app.chat.new_turn import NewTurn
 from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
 from app.core.leases import LeaseLost, lease_is_free
 from app.core.settings import Settings
 from app.deployments import comparison
+from app.engines import fleet
 from app.models import (
     REQUESTED,
     Engine,
@@ -27,7 +30,7 @@ from app.models import (
     TurnState,
     Version,
 )
-from app.policies import service
+from app.policies.locks import lock_policy
 from app.training import rollouts
 from app.training.policy_config import effective_rollouts
 from workers.feedback import rewards, sample_groups
@@ -64,7 +67,7 @@ class EngineCapacity:
             .group_by(Rollout.engine, Rollout.policy_id)
         )
         return cls(
-            await service.list_ready_engines(session),
+            await fleet.list_ready_engines(session),
             Counter({name: count for name, count in chats}),
             Counter({(str(name), policy_id): count for name, policy_id, count in rollouts}),
         )
@@ -88,20 +91,28 @@ class EngineCapacity:
 
     def engines_with(self, version: Version) -> list[Engine]:
         """Return the engines that have the version loaded."""
-        return [engine for engine in self.engines if service.is_loaded(engine, version)]
+        return [engine for engine in self.engines if fleet.is_loaded(engine, version)]
 
 
 async def create_rollouts(
-    session: AsyncSession, turns: list[dict[str, object]], *, expires_in: float, **plan_values: object
+    session: AsyncSession, turns: Sequence[NewTurn], *, expires_in: float, **plan_values: object
 ) -> None:
     """Insert planned turns and their rollouts, and enqueue the rollout task.
 
-    `turns` holds column values, `expires_in` is in seconds, `plan_values` are the rollouts' columns of a plan.
+    `expires_in` is in seconds, `plan_values` are the rollouts' columns of a plan.
     """
-    defaults = {"state": TurnState.OPEN, "stream": False}
-    await session.execute(insert(Turn), [defaults | turn for turn in turns])
-    shared = ("id", "policy_id", "origin", "choice_index")
-    rows = [{name: turn[name] for name in shared} | {"state": RolloutState.OPEN, **plan_values} for turn in turns]
+    await session.execute(insert(Turn), [turn.columns() for turn in turns])
+    rows = [
+        {
+            "id": turn.id,
+            "policy_id": turn.policy_id,
+            "origin": turn.origin,
+            "choice_index": turn.choice_index,
+            "state": RolloutState.OPEN,
+            **plan_values,
+        }
+        for turn in turns
+    ]
     await session.execute(insert(Rollout).values(due_at=now(), expires_at=now() + expires_in), rows)
     enqueue_after_commit(session, "rollout")
 
@@ -130,7 +141,7 @@ async def claim_rollouts(db: Database, settings: Settings, owner: str) -> list[t
             engine = capacity.choose_engine(policy, version, settings, turn.engine)
             if engine is None or plan_state == PlanState.PAUSED:
                 continue
-            max_tokens = int(turn.sampling.get("max_tokens") or settings.server.default_max_tokens)
+            max_tokens = as_integer(turn.sampling.get("max_tokens") or settings.server.default_max_tokens)
             budget = policy.id, rollout.origin
             if budget not in budgets:
                 budgets[budget] = await _read_budget(session, policy, rollout.origin, settings)
@@ -153,7 +164,7 @@ async def _read_due(session: AsyncSession) -> list[tuple[Rollout, Turn, str | No
     """
     due: list[tuple[Rollout, Turn, str | None]] = []
     for policy_id in sorted(await session.scalars(select(Rollout.policy_id).where(is_due(Rollout)).distinct())):
-        await session.execute(select(Policy.id).where(Policy.id == policy_id).with_for_update(key_share=True))
+        await lock_policy(session, policy_id)
         rows = await session.execute(
             select(Rollout, Turn, RolloutPlan.state)
             .join(Turn, Turn.id == Rollout.id)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,8 +20,9 @@ from app.core.database import Database
 from app.core.errors import BadRequest
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
+from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
-from app.inference.engine import BASE_WEIGHTS, EngineClient
+from app.inference.engine import EngineClient
 from app.inference.keys import load_engine_keys
 from app.inference.output_length import limit_to_room
 from app.inference.pool import EnginePool
@@ -153,7 +153,7 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
     async def close(self, session: AsyncSession, row: Rollout, state: str, reason: str) -> None:
         await close_rollout(session, self.settings, row, state, reason)
 
-    def retry_values(self, row: Rollout) -> dict[str, Any]:
+    def retry_values(self, row: Rollout) -> dict[str, object]:
         return {"tokens": 0}
 
     async def _build_request(self) -> RolloutRequest:
@@ -224,18 +224,16 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
     ) -> ChatCall:
         """Return the call with the parameters of the chat, and its exact prompt tokens."""
         params = turn.request_params
+        adaptation = adaptation_of(self.settings)
         return ChatCall(
             rid=self._request_id(self._rollout.fence),
             messages=messages,
             sampling=Sampling.from_body(turn.sampling),
-            adapter=version.adapter,
-            model=references.version_name(policy, version),
+            target=adaptation.target(version, policy.base_model, references.version_name(policy, version)),
             tools=params.get("tools", ()),
             tool_choice=params.get("tool_choice"),
             parallel_tool_calls=params.get("parallel_tool_calls") is not False,
             response_format=params.get("response_format"),
-            extra_key=version.weights or policy.base_model,
-            weights=(version.weights or BASE_WEIGHTS) if self.settings.trainer.adaptation == "full" else None,
             prompt_ids=prompt_ids,
             priority=PRIORITY,
         )

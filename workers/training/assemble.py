@@ -24,6 +24,7 @@ from app.models import (
     new_id,
 )
 from app.policies import repository
+from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import effective_settings
 from app.training import batch_samples, line_moves, sample_conditions, service
 from app.training.fruitless_looks import begin_look
@@ -84,8 +85,9 @@ async def assemble(db: Database, settings: Settings) -> int:
 
 
 async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -> Outcome:
-    policy = await session.get(Policy, policy_id, with_for_update={"key_share": True})
-    assert policy is not None and policy.head_version_id is not None
+    locked = await lock_policy(session, policy_id)
+    policy = locked.policy
+    assert policy.head_version_id is not None
     head = await repository.get_version(session, policy.head_version_id)
     has_open_batch = await session.scalar(
         select(exists().where(Batch.policy_id == policy_id, Batch.state == BatchState.OPEN))
@@ -109,7 +111,7 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     if not samples:
         await look.record(session, settings.trainer.max_wait_seconds, contrast.read_at)
         return Outcome.NOTHING
-    await _freeze(session, policy, head, samples)
+    await _freeze(locked, head, samples)
     return Outcome.FROZEN
 
 
@@ -193,8 +195,9 @@ async def _drop(session: AsyncSession, policy: Policy, condition: ColumnElement[
     return int(result.rowcount)  # type: ignore[attr-defined]
 
 
-async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples: list[Sample]) -> None:
+async def _freeze(locked: LockedPolicy, head: Version, samples: list[Sample]) -> None:
     """Create the batch and enqueue its training."""
+    session, policy = locked
     batch = Batch(
         id=new_id("bat"),
         policy_id=policy.id,
@@ -205,5 +208,5 @@ async def _freeze(session: AsyncSession, policy: Policy, head: Version, samples:
     )
     session.add(batch)
     await session.flush()
-    await batch_samples.freeze(session, batch, samples)
+    await batch_samples.freeze(locked, batch, samples)
     enqueue_after_commit(session, "train")

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from sqlalchemy import exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -34,7 +33,7 @@ from app.models import (
     record_audit,
 )
 from app.policies import repository
-from app.policies.service import lock_policy
+from app.policies.locks import LockedPolicy, lock_policy
 from app.projects.service import resolve_base_model
 from app.training import batch_samples, kl_guard, sample_conditions
 from app.training.policy_config import effective_rewards
@@ -137,9 +136,9 @@ async def _break_up_without_consent(session: AsyncSession, row: Batch) -> bool:
     )
     if not await session.scalar(select(lacks_consent)):
         return False
-    policy = await lock_policy(session, row.policy_id)
-    if await batch_samples.break_up_batches(session, [row.id], BatchState.REFUSED, CONSENT_WITHDRAWN):
-        action, project_id = AuditAction.BATCH_REFUSED, policy.project_id
+    locked = await lock_policy(session, row.policy_id)
+    if await batch_samples.break_up_batches(locked, [row.id], BatchState.REFUSED, CONSENT_WITHDRAWN):
+        action, project_id = AuditAction.BATCH_REFUSED, locked.policy.project_id
         record_audit(session, TRAINER, action, row.id, CONSENT_WITHDRAWN, project_id=project_id)
     return True
 
@@ -233,15 +232,12 @@ async def commit(db: Database, claimed: ClaimedBatch, trained: TrainedVersion) -
             metrics=metrics,
             timings=asdict(trained.timings),
         )
-        result = await session.execute(
-            update(Policy)
-            .where(Policy.id == claimed.policy.id, Policy.head_version_id == claimed.parent.id)
-            .values(head_version_id=version.id)
-        )
-        if not result.rowcount:  # type: ignore[attr-defined]
+        locked = await lock_policy(session, claimed.policy.id)
+        if locked.policy.head_version_id != claimed.parent.id:
             reason = f"the head left v{claimed.number}'s parent while it was trained"
-            await _discard(session, claimed, BatchState.FAILED, reason, f"its batch failed: {reason}")
+            await _discard(locked, claimed, BatchState.FAILED, reason, f"its batch failed: {reason}")
             return False
+        locked.policy.head_version_id = version.id
         await _finish(session, claimed, BatchState.TRAINED, version_id=version.id, metrics=metrics)
         session.add(version)
         await _exclude(session, claimed, report.foreign_turns)
@@ -249,9 +245,9 @@ async def commit(db: Database, claimed: ClaimedBatch, trained: TrainedVersion) -
         await batch_samples.drop_unlearned(session, claimed.row.id, *unused)
         for reason in ReturnReason:
             turn_ids = [turn_id for turn_id, why in report.returned_turns.items() if why == reason]
-            await batch_samples.return_unlearned(session, claimed.row.id, turn_ids, RETURN_REASONS[reason])
+            await batch_samples.return_unlearned(locked, claimed.row.id, turn_ids, RETURN_REASONS[reason])
         await corrections.record_unused(session, report.unused_texts)
-        await batch_samples.mark_trained(session, claimed.row.id)
+        await batch_samples.mark_trained(locked, claimed.row.id)
         enqueue_after_commit(session, "evaluate")
     return True
 
@@ -263,9 +259,9 @@ async def quarantine(db: Database, claimed: ClaimedBatch, reason: str) -> None:
     Raises LeaseLost.
     """
     async with db.write() as session:
-        await lock_policy(session, claimed.policy.id)
+        locked = await lock_policy(session, claimed.policy.id)
         why, exhausted = f"its batch is quarantined: {reason}", SampleRule.UNTRAINABLE
-        await _discard(session, claimed, BatchState.QUARANTINED, reason, why, exhausted)
+        await _discard(locked, claimed, BatchState.QUARANTINED, reason, why, exhausted)
 
 
 async def refuse(
@@ -276,9 +272,9 @@ async def refuse(
     Its other samples return and wait until new samples are ready. Raises LeaseLost.
     """
     async with db.write() as session:
-        await lock_policy(session, claimed.policy.id)
+        locked = await lock_policy(session, claimed.policy.id)
         await _exclude(session, claimed, foreign_turns)
-        await _discard(session, claimed, BatchState.REFUSED, reason, batch_samples.NO_CONTRAST)
+        await _discard(locked, claimed, BatchState.REFUSED, reason, batch_samples.NO_CONTRAST)
 
 
 async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: str) -> None:
@@ -288,18 +284,27 @@ async def halt_on_damaged_parent(db: Database, claimed: ClaimedBatch, damage: st
     """
     reason = f"the version that training continues from is damaged: {damage}"
     async with db.write() as session:
-        policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, claimed.policy.id)
         await _finish(session, claimed, BatchState.FAILED, reason=reason)
-        await batch_samples.return_samples(session, [claimed.row.id], f"its batch failed: {reason}")
-        record_audit(session, TRAINER, AuditAction.BATCH_FAILED, claimed.row.id, reason, project_id=policy.project_id)
-        kl_guard.halt(session, policy, actor=TRAINER, reason=reason)
+        await batch_samples.return_samples(locked, [claimed.row.id], f"its batch failed: {reason}")
+        record_audit(
+            session, TRAINER, AuditAction.BATCH_FAILED, claimed.row.id, reason, project_id=claimed.policy.project_id
+        )
+        kl_guard.halt(locked, actor=TRAINER, reason=reason)
 
 
 async def record_failed_attempt(db: Database, claimed: ClaimedBatch, reason: str) -> None:
     """Audit why an attempt failed. The batch stays open and is claimed again when its lease expires."""
     async with db.write() as session:
-        details: dict[str, Any] = {"project_id": claimed.policy.project_id, "attempt": claimed.row.attempt}
-        record_audit(session, TRAINER, AuditAction.BATCH_ATTEMPT_FAILED, claimed.row.id, reason, **details)
+        record_audit(
+            session,
+            TRAINER,
+            AuditAction.BATCH_ATTEMPT_FAILED,
+            claimed.row.id,
+            reason,
+            project_id=claimed.policy.project_id,
+            attempt=claimed.row.attempt,
+        )
 
 
 async def quarantine_poisoned(db: Database, settings: Settings) -> int:
@@ -313,7 +318,7 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
     num_quarantined = 0
     for batch_id, policy_id in poisoned:
         async with db.write() as session:  # the policy is locked before its batch, as everywhere
-            policy = await lock_policy(session, policy_id)
+            locked = await lock_policy(session, policy_id)
             batch = await session.scalar(exhausted.where(Batch.id == batch_id))
             if batch is None:
                 continue
@@ -321,8 +326,8 @@ async def quarantine_poisoned(db: Database, settings: Settings) -> int:
             why, action = f"its batch is quarantined: {reason}", AuditAction.BATCH_QUARANTINED
             batch.state, batch.reason, batch.settled_at = BatchState.QUARANTINED, reason, now()
             batch.fence += 1  # a trainer that still works on it must not write
-            await batch_samples.return_samples(session, [batch.id], why, SampleRule.UNTRAINABLE)
-            record_audit(session, "reconcile", action, batch_id, reason, project_id=policy.project_id)
+            await batch_samples.return_samples(locked, [batch.id], why, SampleRule.UNTRAINABLE)
+            record_audit(session, "reconcile", action, batch_id, reason, project_id=locked.policy.project_id)
             num_quarantined += 1
     return num_quarantined
 
@@ -336,19 +341,20 @@ async def _exclude(session: AsyncSession, claimed: ClaimedBatch, turns: Mapping[
 
 
 async def _discard(
-    session: AsyncSession,
+    locked: LockedPolicy,
     claimed: ClaimedBatch,
     state: BatchState,
     reason: str,
     why_returned: str,
     exhausted: SampleRule | None = None,
 ) -> None:
+    session = locked.session
     await _finish(session, claimed, state, reason=reason)
-    await batch_samples.return_samples(session, [claimed.row.id], why_returned, exhausted)
+    await batch_samples.return_samples(locked, [claimed.row.id], why_returned, exhausted)
     action, project_id = AuditAction(f"batch.{state}"), claimed.policy.project_id
     record_audit(session, TRAINER, action, claimed.row.id, reason, project_id=project_id)
 
 
-async def _finish(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, **values: Any) -> None:
+async def _finish(session: AsyncSession, claimed: ClaimedBatch, state: BatchState, **values: object) -> None:
     row = claimed.row
     await leases.finish(session, Batch, row.id, fence=row.fence, state=state, settled_at=now(), **values)

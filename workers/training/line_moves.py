@@ -7,7 +7,7 @@ from sqlalchemy import select
 from app.core.database import Database
 from app.core.run_each import run_each, take_turns
 from app.models import LineMove, Policy
-from app.policies.service import lock_policy
+from app.policies.locks import lock_policy
 from app.training.line_moves import make_step, plan_step
 
 
@@ -28,7 +28,7 @@ async def finish_moves(db: Database, end: float) -> bool:
             if step is None:
                 return 0
             async with db.write() as session:
-                await make_step(session, await lock_policy(session, policy_id), step)
+                await make_step(await lock_policy(session, policy_id), step)
             await db.let_others_write()
         return 1
 

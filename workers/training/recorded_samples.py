@@ -9,6 +9,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment import types as alignment_types
+from alignment.json_values import as_number
 from app.chat.histories import read_prompt_ids
 from app.episodes import graph
 from app.models import ApiKey, Batch, Origin, Project, Turn, TurnState, Version
@@ -48,7 +49,7 @@ def to_sample(
         logprobs=tuple(turn.logprobs),
         reward=reward,
         version=number,
-        temperature=turn.sampling["temperature"],
+        temperature=as_number(turn.sampling["temperature"]),
         lag=lag,
         group=group or turn.completion_id,  # the choices of one completion are replies to one prompt
         conversation=turn.conversation_id,

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -34,6 +33,7 @@ from app.models import (
     Turn,
     record_audit,
 )
+from app.policies.locks import lock_policy
 from app.projects.service import resolve_base_model
 from app.training import human_labels, reward_models
 from app.training.policy_config import effective_rewards
@@ -42,7 +42,6 @@ from workers.training.results import FittedRewardModel
 MAX_LABELS = 5_000  # the newest ones: this bounds the duration of a fit, and preferences change
 REFIT_GROWTH = 4  # a refit needs at least a quarter as many new labels as the last fit had, since it takes as long
 NOT_CONFIGURED = "the policy has no learned reward source"
-NO_FILES: dict[str, Any] = {"path": None, "manifest_sha256": None, "metrics": {}}
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ async def claim(db: Database, owner: str, settings: Settings) -> ClaimedFit | No
         lease_seconds = settings.workers.lease_seconds
         for row in list(rows):
             # Erasure and operators lock the policy before its reward models too. Nothing is erased during the read.
-            policy = await session.get_one(Policy, row.policy_id, with_for_update={"key_share": True})
+            policy = (await lock_policy(session, row.policy_id)).policy
             source = effective_rewards(policy, settings).reward_model
             if (
                 await leases.claim(
@@ -183,15 +182,15 @@ async def _read_replies(session: AsyncSession, turn_ids: Collection[str]) -> dic
 async def commit(db: Database, claimed: ClaimedFit, fitted: FittedRewardModel) -> RewardModelState:
     """Record the fitted model. It serves and retires the previous one if `serve_when_fitted`. Raises LeaseLost."""
     async with db.write() as session:
-        policy = await session.get_one(Policy, claimed.policy.id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, claimed.policy.id)
         row = await session.get_one(RewardModel, claimed.row.id)
         state = RewardModelState.SERVING if row.serve_when_fitted else RewardModelState.TRAINED
         values = _columns(fitted)
         if row.serve_when_fitted:
-            await reward_models.retire_serving(session, policy)
+            await reward_models.retire_serving(locked)
             values["served_at"] = now()
         details = {"auc_low": fitted.metrics.get("auc_low"), "examples": len(claimed.dataset)}
-        await _finish(session, policy, claimed.row, state, None, details, **values)
+        await _finish(*locked, claimed.row, state, None, details, values=values)
     return state
 
 
@@ -201,12 +200,13 @@ async def refuse(db: Database, claimed: ClaimedFit, reason: str, fitted: FittedR
     The serving reward model does not change. With files its model predicts the votes until the next fit.
     """
     async with db.write() as session:
-        values = NO_FILES if fitted is None else _columns(fitted)
         state = RewardModelState.REFUSED
-        await _finish(session, claimed.policy, claimed.row, state, reason, **values)
+        await _finish(session, claimed.policy, claimed.row, state, reason, values=_columns(fitted))
 
 
-def _columns(fitted: FittedRewardModel) -> dict[str, Any]:
+def _columns(fitted: FittedRewardModel | None) -> dict[str, object]:
+    if fitted is None:
+        return {"path": None, "manifest_sha256": None, "metrics": {}}
     return {
         "path": str(fitted.directory),
         "manifest_sha256": fitted.manifest_sha256,
@@ -283,14 +283,14 @@ async def _record_bound(db: Database, row: RewardModel, low: float) -> None:
 async def disable(db: Database, policy_id: str, id: str, reason: str, *, actor: str = reward_models.TRAINER) -> None:
     """Disable the reward model if it still serves, and create another fit."""
     async with db.write() as session:
-        policy = await session.get_one(Policy, policy_id, with_for_update={"key_share": True})
+        locked = await lock_policy(session, policy_id)
         row = await session.get_one(RewardModel, id)
         if row.state != RewardModelState.SERVING:
             return
-        await reward_models.disable(session, policy, row, actor=actor, reason=reason)
-        if await reward_models.find_newest(session, policy.id, RewardModelState.OPEN) is None:
-            fit_reason = f"{reward_models.reward_model_name(policy, row)} is disabled"
-            await reward_models.create_fit(session, policy, actor=actor, reason=fit_reason)
+        await reward_models.disable(locked, row, actor=actor, reason=reason)
+        if await reward_models.find_newest(session, policy_id, RewardModelState.OPEN) is None:
+            fit_reason = f"{reward_models.reward_model_name(locked.policy, row)} is disabled"
+            await reward_models.create_fit(locked, actor=actor, reason=fit_reason)
 
 
 async def _create_fit_if_due(db: Database, policy: Policy, source: RewardModelSource) -> None:
@@ -300,9 +300,9 @@ async def _create_fit_if_due(db: Database, policy: Policy, source: RewardModelSo
     if reason is None:
         return
     async with db.write() as session:
-        policy = await session.get_one(Policy, policy.id, with_for_update={"key_share": True})
-        if await _find_fit_reason(session, policy, source) is not None:
-            await reward_models.create_fit(session, policy, actor=reward_models.RECONCILER, reason=reason)
+        locked = await lock_policy(session, policy.id)
+        if await _find_fit_reason(session, locked.policy, source) is not None:
+            await reward_models.create_fit(locked, actor=reward_models.RECONCILER, reason=reason)
 
 
 async def _find_fit_reason(session: AsyncSession, policy: Policy, source: RewardModelSource) -> str | None:
@@ -331,13 +331,22 @@ async def _finish(
     row: RewardModel,
     state: RewardModelState,
     reason: str | None,
-    details: Mapping[str, Any] = MappingProxyType({}),
+    details: Mapping[str, object] = MappingProxyType({}),
     *,
     actor: str = reward_models.TRAINER,
-    **values: Any,
+    values: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Write the final state under the row's fencing token, and audit it with `details`. Raises LeaseLost."""
-    values |= {"state": state, "actor": actor, "reason": reason, "settled_at": now()}
-    await leases.finish(session, RewardModel, row.id, fence=row.fence, **values)
+    """Write the final state and `values` under the row's fence, and audit it with `details`. Raises LeaseLost."""
+    await leases.finish(
+        session,
+        RewardModel,
+        row.id,
+        fence=row.fence,
+        state=state,
+        actor=actor,
+        reason=reason,
+        settled_at=now(),
+        **values,
+    )
     name, action = reward_models.reward_model_name(policy, row), AuditAction(f"reward_model.{state}")
     record_audit(session, actor, action, name, reason, project_id=policy.project_id, **details)

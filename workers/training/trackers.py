@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Full, Queue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from app.core.settings import Settings, TrackerName
 from app.ops import experiment_log
@@ -208,7 +208,7 @@ class Trackers:
             tracker.close()
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
     except (TypeError, ValueError):

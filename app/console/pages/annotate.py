@@ -105,7 +105,7 @@ async def save(visit: Annotator, label: Annotated[Label, form_body(Label)]) -> R
     return await _go_on(visit, label.policy, label.kind, "Saved.", last=",".join(ids))
 
 
-def build_feedback(label: Label, source: str) -> list[dict[str, Any]]:
+def build_feedback(label: Label, source: str) -> list[dict[str, object]]:
     """Return the bodies of POST /v1/feedback that the label becomes. Raises BadRequest for a vote of the wrong kind."""
     shared = {"source": {"kind": SourceKind.HUMAN, "id": source}, "metadata": {"given_in": "console"}}
     comment = {} if label.comment is None else {"comment": label.comment}
@@ -118,7 +118,7 @@ def build_feedback(label: Label, source: str) -> list[dict[str, Any]]:
         return [{"id": label.once, "kind": "comparison", "value": orders[label.vote], **shared, **comment}]
     if label.vote not in (None, "up", "down"):
         raise BadRequest("A single reply is voted up or down.", param="vote")
-    bodies: list[dict[str, Any]] = []
+    bodies: list[dict[str, object]] = []
     rewritten = (label.correction or "").strip()
     if label.original is not None and rewritten in ("", label.original.strip()):
         raise BadRequest("Change the text first; a vote alone needs no other text.", param="correction")
@@ -129,7 +129,7 @@ def build_feedback(label: Label, source: str) -> list[dict[str, Any]]:
     return bodies
 
 
-def _parse_target(text: str) -> dict[str, Any]:
+def _parse_target(text: str) -> dict[str, object]:
     """Example: "chatcmpl-9f2c/1" -> {"completion_id": "chatcmpl-9f2c", "choice_index": 1}"""
     completion_id, _, choice = text.partition("/")
     if not choice.isdecimal():

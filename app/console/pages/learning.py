@@ -15,18 +15,19 @@ from app.console.rendering import redirect, render_page
 from app.core.http import StrictModel
 from app.core.settings import Settings
 from app.core.settings.tree import printable, variable_name
-from app.feedback.vote_endpoints import ReasonCount, VotesView, get_votes
+from app.feedback.vote_views import ReasonCount, VotesView, view_votes
 from app.models import Rater, RaterStanding
 from app.raters import service as raters
 from app.training import kl_guard
 from app.training import service as training_service
-from app.training.endpoints import TrainingView, get_training, list_updates
+from app.training.kl_guard import Control
+from app.training.views import TrainingView, view_training, view_updates
 
 router = APIRouter()
 PATH = "/console/learning"
 NUM_UPDATES = 12
 NUM_RATERS = 50
-CONTROLS = {"pause": kl_guard.halt, "resume": kl_guard.resume, "trigger": training_service.trigger}
+CONTROLS: dict[str, Control] = {"pause": kl_guard.halt, "resume": kl_guard.resume, "trigger": training_service.trigger}
 DONE = {
     "pause": "Learning is halted. The update that runs now finishes.",
     "resume": "Learning goes on.",
@@ -112,9 +113,11 @@ def build_funnel(votes: VotesView) -> list[Step]:
 @router.get("/learning")
 async def show_learning(visit: Reader, policy: PolicyQuery = None) -> Response:
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    training, votes = await get_training(context), await get_votes(context)
-    updates = await list_updates(context, limit=NUM_UPDATES, after=None)
+    async with visit.db.read() as session:
+        training = await view_training(session, chosen, visit.settings)
+        updates = await view_updates(session, chosen, NUM_UPDATES)
+    async with visit.db.read_snapshot() as session:
+        votes = await view_votes(session, chosen)
     quarantined: list[Rater] = []
     if visit.may("content"):  # their names are those of people
         async with visit.db.read() as session:
@@ -139,8 +142,8 @@ async def show_learning(visit: Reader, policy: PolicyQuery = None) -> Response:
 @router.post("/learning/control")
 async def control(visit: Operator, act: Annotated[ControlAct, form_body(ControlAct)]) -> Response:
     """Pause or resume learning, or let two samples be enough for the next update."""
-    async with visit.context(act.policy).write() as (session, policy):
-        CONTROLS[act.control](session, policy, actor=visit.caller.key_prefix, reason=act.reason)
+    async with visit.context(act.policy).write() as locked:
+        CONTROLS[act.control](locked, actor=visit.caller.key_prefix, reason=act.reason)
     return await _done(visit, act.policy, DONE[act.control])
 
 

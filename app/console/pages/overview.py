@@ -10,11 +10,10 @@ from app.console.access import Reader
 from app.console.charts import Chart
 from app.console.rendering import render_page
 from app.models import EngineState, LearningMode
-from app.ops.status import status
-from app.policies import endpoints as policies
-from app.policies.endpoints import PolicyView, VersionView
+from app.ops.status import read_status
 from app.policies.references import parse_reference
-from app.training.endpoints import TrainingView, get_training
+from app.policies.views import PolicyView, VersionView, view_versions
+from app.training.views import TrainingView, view_training
 
 router = APIRouter()
 NUM_VERSIONS = 30  # that the line shows
@@ -31,10 +30,10 @@ class Task(NamedTuple):
 @router.get("/")
 async def show_overview(visit: Reader, policy: PolicyQuery = None) -> Response:
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    state = await status(visit.caller, visit.db)
-    training = await get_training(context)
-    versions: list[VersionView] = (await policies.list_versions(context, limit=NUM_VERSIONS, before=None))["data"]
+    async with visit.db.read() as session:
+        state = await read_status(session, chosen.project_id)
+        training = await view_training(session, chosen, visit.settings)
+        versions = (await view_versions(session, chosen, NUM_VERSIONS)).versions
     view = next(view for view in state["policies"] if view.name == chosen.name)
     served = [version for version in versions if version.live_at is not None]
     return await render_page(

@@ -16,24 +16,23 @@ from starlette.responses import Response
 
 from app.console.access import Operator, Reader, Visit, form_body
 from app.console.pages.overview import PolicyQuery, version_number
-from app.console.pages.versions import get_version
 from app.console.rendering import redirect, render_page
 from app.core.database import database_time
 from app.core.errors import BadRequest, Conflict
 from app.core.http import StrictModel, services_of
-from app.core.pagination import Page
-from app.deployments import endpoints as deployments
-from app.deployments import pins, service
+from app.deployments import pins, rollback_preview, service
 from app.deployments.rollback_preview import RollbackPreview
-from app.deployments.schemas import PinRequest, PinView, VersionNumber
+from app.deployments.schemas import PinRequest, VersionNumber
 from app.deployments.version_router import VersionRouter
+from app.deployments.views import view_deployment, view_pins
+from app.engines.adaptation import adaptation_of
 from app.models import SERVED_TRAFFIC, Audit, AuditAction, Deployment, PinKind, Policy, Version
-from app.policies import endpoints as policies
 from app.policies import repository
-from app.policies.endpoints import VersionView
+from app.policies.locks import LockedPolicy
 from app.policies.references import format_reference, version_name
-from app.policies.service import Attribution, require_adapters
+from app.policies.service import Attribution
 from app.policies.version_comparison import compare_versions
+from app.policies.views import VersionView, view_version, view_versions
 from app.projects.auth import limits_of
 
 router = APIRouter()
@@ -77,11 +76,10 @@ class UnpinAct(Act):
 @router.get("/release")
 async def show_release(visit: Reader, policy: PolicyQuery = None) -> Response:
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    deployment = await deployments.get_deployment(context)
-    pinned: Page[PinView] = await deployments.list_pins(context, kind=None, limit=NUM_PINS, after=None)
-    versions = await _list_candidates(visit, chosen)
     async with visit.db.read() as session:
+        deployment = await view_deployment(session, chosen, visit.settings)
+        pinned = await view_pins(session, chosen, NUM_PINS)
+        versions = (await view_versions(session, chosen, NUM_VERSIONS)).versions[::-1]
         time = await database_time(session)
         is_change = (Audit.project_id == chosen.project_id, Audit.action.in_(CHANGES))
         of_policy = Audit.subject.in_([chosen.name, *(version.name for version in versions)])
@@ -106,26 +104,21 @@ def can_serve(version: VersionView) -> bool:
     return version.state in SERVED_TRAFFIC and version.pruned_at is None and version.tainted_at is None
 
 
-async def _list_candidates(visit: Visit, policy: Policy) -> list[VersionView]:
-    page = await policies.list_versions(visit.context(policy.name), limit=NUM_VERSIONS, before=None)
-    versions: list[VersionView] = page["data"]
-    return versions[::-1]
-
-
 @router.get("/release/rollback")
 async def preview_rollback(
     visit: Operator, to: Annotated[int, Query(ge=0, le=999_999_999)], policy: PolicyQuery = None
 ) -> Response:
     """Show what a rollback would change, before it is confirmed."""
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    deployment = await deployments.get_deployment(context)
-    target = await get_version(context, to)
-    serving = await get_version(context, version_number(deployment.serving))
+    async with visit.db.read() as session:
+        deployment = await view_deployment(session, chosen, visit.settings)
+        target = await view_version(session, chosen, to)
+        serving = await view_version(session, chosen, version_number(deployment.serving))
     if target.number == serving.number:
         raise Conflict(f"{target.name} serves already.", code="already_serving")
-    preview = await deployments.preview_rollback(context, version=to, from_version=None)
-    compared = await compare_versions(visit.caller, visit.db, [serving.name, target.name])
+    preview = await rollback_preview.preview_rollback(visit.context(chosen.name), to, from_version=None)
+    async with visit.db.read_snapshot() as session:
+        compared = await compare_versions(session, chosen.project_id, [serving.name, target.name])
     return await render_page(
         visit,
         "rollback.html",
@@ -164,16 +157,16 @@ def describe_effects(preview: RollbackPreview) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def change(visit: Visit, act: Act) -> AsyncIterator[tuple[AsyncSession, Policy, Deployment]]:
+async def change(visit: Visit, act: Act) -> AsyncIterator[tuple[LockedPolicy, Deployment]]:
     """Open a write transaction with the policy locked, if the deployment is as the form's page showed it.
 
     Raises Conflict otherwise. The cached routes are dropped after the commit.
     """
-    async with visit.context(act.policy).write() as (session, policy):
-        deployment = await session.get_one(Deployment, policy.id, populate_existing=True)
+    async with visit.context(act.policy).write() as locked:
+        deployment = await repository.get_deployment(locked.session, locked.policy.id)
         if deployment.epoch != act.epoch:
             raise Conflict(STALE, code="deployment_changed")
-        yield session, policy, deployment
+        yield locked, deployment
     services_of(visit.request).get(VersionRouter).forget()
 
 
@@ -189,8 +182,8 @@ async def _done(visit: Visit, act: Act, notice: str) -> Response:
 async def roll_back(visit: Operator, act: Annotated[RollbackAct, form_body(RollbackAct)]) -> Response:
     if act.typed.strip() != f"v{act.version}":
         raise BadRequest(f"Type v{act.version} to confirm that this is the version to return to.", param="typed")
-    async with change(visit, act) as (session, policy, _):
-        await service.roll_back(session, policy, act.version, _attribute(visit, act))
+    async with change(visit, act) as (locked, _):
+        await service.roll_back(locked, act.version, _attribute(visit, act))
     return await _done(visit, act, f"{format_reference(act.policy, act.version)} serves. Training goes on from it.")
 
 
@@ -198,33 +191,33 @@ async def roll_back(visit: Operator, act: Annotated[RollbackAct, form_body(Rollb
 async def deploy(visit: Operator, act: Annotated[DeployAct, form_body(DeployAct)]) -> Response:
     name = format_reference(act.policy, act.version)
     if act.share >= 100:
-        async with change(visit, act) as (session, policy, _):
-            await service.deploy(session, policy, act.version, _attribute(visit, act))
+        async with change(visit, act) as (locked, _):
+            await service.deploy(locked, act.version, _attribute(visit, act))
         return await _done(visit, act, f"{name} serves everybody.")
-    require_adapters(visit.settings, "A canary")
-    async with change(visit, act) as (session, policy, _):
-        version = await service.get_served_version(session, policy, act.version)
-        await service.require_untainted(session, policy, version)
+    adaptation_of(visit.settings).require_several_versions("A canary")
+    async with change(visit, act) as (locked, _):
+        version = await service.get_served_version(*locked, act.version)
+        await service.require_untainted(*locked, version)
         by = _attribute(visit, act)
-        await service.start_canary(session, policy, version, act.share / 100, by, watched=True)
+        await service.start_canary(locked, version, act.share / 100, by, watched=True)
     return await _done(visit, act, f"{name} is the canary, for {act.share:g} % of the conversations.")
 
 
 @router.post("/release/promote")
 async def promote_canary(visit: Operator, act: Annotated[Act, form_body(Act)]) -> Response:
-    async with change(visit, act) as (session, policy, deployment):
-        version = await _get_canary(session, policy, deployment)
-        await service.deploy(session, policy, version.number, _attribute(visit, act))
-        name = version_name(policy, version)
+    async with change(visit, act) as (locked, deployment):
+        version = await _get_canary(*locked, deployment)
+        await service.deploy(locked, version.number, _attribute(visit, act))
+        name = version_name(locked.policy, version)
     return await _done(visit, act, f"{name} serves everybody.")
 
 
 @router.post("/release/abort")
 async def abort_canary(visit: Operator, act: Annotated[Act, form_body(Act)]) -> Response:
-    async with change(visit, act) as (session, policy, deployment):
-        version = await _get_canary(session, policy, deployment)
-        await service.abort_canary(session, policy, _attribute(visit, act))
-        name = version_name(policy, version)
+    async with change(visit, act) as (locked, deployment):
+        version = await _get_canary(*locked, deployment)
+        await service.abort_canary(locked, _attribute(visit, act))
+        name = version_name(locked.policy, version)
     return await _done(visit, act, f"{name} is no longer a canary; everybody gets the version that serves.")
 
 
@@ -236,16 +229,16 @@ async def _get_canary(session: AsyncSession, policy: Policy, deployment: Deploym
 
 @router.post("/release/pin")
 async def set_pin(visit: Operator, act: Annotated[PinAct, form_body(PinAct)]) -> Response:
-    require_adapters(visit.settings, "A pin")
+    adaptation_of(visit.settings).require_several_versions("A pin")
     request = PinRequest(kind=act.kind, subject=act.subject, version=act.version, reason=act.reason)
     limit = limits_of(visit.request, visit.caller).pins
-    async with change(visit, act) as (session, policy, _):
-        await pins.set_pin(session, policy, request, actor=visit.caller.key_prefix, limit=limit)
+    async with change(visit, act) as (locked, _):
+        await pins.set_pin(locked, request, actor=visit.caller.key_prefix, limit=limit)
     return await _done(visit, act, f"{act.kind} {act.subject} is pinned to v{act.version}, from the next request on.")
 
 
 @router.post("/release/unpin")
 async def remove_pin(visit: Operator, act: Annotated[UnpinAct, form_body(UnpinAct)]) -> Response:
-    async with change(visit, act) as (session, policy, _):
-        await pins.remove_pin(session, policy, act.pin, actor=visit.caller.key_prefix)
+    async with change(visit, act) as (locked, _):
+        await pins.remove_pin(locked, act.pin, actor=visit.caller.key_prefix)
     return await _done(visit, act, "The pin is removed.")

@@ -11,15 +11,11 @@ from app.console.charts import Chart
 from app.console.lineage_tree import lay_out
 from app.console.pages.overview import PolicyQuery, approval_chart, version_number
 from app.console.rendering import render_page
-from app.core.errors import NotFound
-from app.deployments.policy_endpoints import get_policy
 from app.models import Batch
-from app.policies import endpoints as policies
-from app.policies.context import PolicyContext
-from app.policies.endpoints import VersionView
 from app.policies.references import format_reference
 from app.policies.version_comparison import compare_versions
-from app.privacy.lineage_endpoints import version_lineage
+from app.policies.views import VersionView, view_policy, view_version, view_versions
+from app.privacy.lineage_views import view_lineage
 
 router = APIRouter()
 PAGE_SIZE = 40
@@ -36,10 +32,9 @@ async def show_versions(
     before: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
 ) -> Response:
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    page = await policies.list_versions(context, limit=PAGE_SIZE, before=before)
-    versions: list[VersionView] = page["data"]
-    view = await get_policy(context)
+    async with visit.db.read() as session:
+        versions, has_more = await view_versions(session, chosen, PAGE_SIZE, before)
+        view = await view_policy(session, chosen)
     return await render_page(
         visit,
         "versions.html",
@@ -50,7 +45,7 @@ async def show_versions(
         versions=versions[::-1],
         charts=draw_charts(versions),
         tree=lay_out(versions, version_number(view.serving)),
-        older=versions[0].number if page["has_more"] else None,
+        older=versions[0].number if has_more else None,
         is_newest=before is None,
         parent_kl=PARENT_KL,
         base_kl=BASE_KL,
@@ -80,30 +75,21 @@ async def compare(visit: Reader, a: NumberQuery, b: NumberQuery, policy: PolicyQ
     """Two versions side by side: votes, rewards by source, tokens, and whether a difference is shown."""
     chosen, names = await visit.choose_policy(policy)
     references = [format_reference(chosen.name, number) for number in (a, b)]
-    compared = await compare_versions(visit.caller, visit.db, references)
+    async with visit.db.read_snapshot() as session:
+        compared = await compare_versions(session, chosen.project_id, references)
     sources = sorted({source for version in compared.data for source in version.rewards})
     return await render_page(
         visit, "comparison.html", "Versions", policy=chosen, policies=names, compared=compared, sources=sources
     )
 
 
-async def get_version(context: PolicyContext, number: int) -> VersionView:
-    """Return a version as the API's list shows it. Raises NotFound."""
-    page = await policies.list_versions(context, limit=1, before=number + 1)
-    version: VersionView | None = next((version for version in page["data"] if version.number == number), None)
-    if version is None:
-        raise NotFound(f"Policy '{context.name}' has no version v{number}.")
-    return version
-
-
 @router.get("/versions/{number}")
 async def show_version(visit: Reader, number: Number, policy: PolicyQuery = None) -> Response:
     """One version: how it was made, what it measured, and the votes that it learned from."""
     chosen, names = await visit.choose_policy(policy)
-    context = visit.context(chosen.name)
-    version = await get_version(context, number)
-    learned = await version_lineage(context, number, limit=MAX_LINEAGE, after=None)
     async with visit.db.read() as session:
+        version = await view_version(session, chosen, number)
+        learned = await view_lineage(session, chosen, number, visit.settings, MAX_LINEAGE)
         batch = None if learned.batch is None else await session.get(Batch, learned.batch)
     return await render_page(
         visit,

@@ -1,13 +1,11 @@
 """The trainer's configuration, derived from the settings."""
 
-from typing import Any
-
 from alignment.config.algorithm import AlgorithmConfig
-from alignment.config.trainer import TrainerConfig
+from alignment.config.trainer import LoRAConfig, TrainerConfig
 from app.core.settings.root import DEFAULT_EPOCHS, Settings
 
 
-def derived_values(settings: Settings) -> dict[str, Any]:
+def derived_values(settings: Settings) -> dict[str, object]:
     """Return, by path, the values that apply where a setting is unset or another setting limits it."""
     trainer, config = settings.trainer, trainer_config(settings)
     return {
@@ -29,7 +27,7 @@ def trainer_config(settings: Settings) -> TrainerConfig:
     optim = trainer.optim.model_copy(update={"lr": _learning_rate(settings)})
     return TrainerConfig(
         algorithm=_algorithm(settings),
-        lora=trainer.lora if trainer.adaptation == "lora" else None,
+        lora=lora_config(settings),
         critic=trainer.critic,
         optim=optim,
         reward_model=trainer.reward_model
@@ -48,6 +46,11 @@ def trainer_config(settings: Settings) -> TrainerConfig:
     )
 
 
+def lora_config(settings: Settings) -> LoRAConfig | None:
+    """Return the shape of the adapters that the deployment trains, or None where it trains all weights."""
+    return settings.trainer.lora if settings.trainer.adaptation == "lora" else None
+
+
 def _algorithm(settings: Settings) -> AlgorithmConfig:
     """Return the algorithm with the deployment's defaults."""
     algorithm = settings.algorithm
@@ -63,5 +66,5 @@ def _algorithm(settings: Settings) -> AlgorithmConfig:
 
 def _learning_rate(settings: Settings) -> float:
     """Return the learning rate; the default for full weights is a tenth of the default for an adapter."""
-    is_as_set = settings.trainer.adaptation == "lora" or settings.is_set("trainer.optim.lr")
+    is_as_set = lora_config(settings) is not None or settings.is_set("trainer.optim.lr")
     return settings.trainer.optim.lr if is_as_set else settings.trainer.optim.lr / 10

@@ -87,9 +87,9 @@ def _read_file(file: Path) -> dict[str, object]:
         raise SettingsError([f"{file} is not valid TOML: {error}{hint}"]) from error
 
 
-def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, object], dict[str, str], list[str]]:
     """Return the values as nested tables, the variables by path, and what is wrong with their names."""
-    tables: dict[str, Any] = {}
+    tables: dict[str, object] = {}
     variables: dict[str, str] = {}
     problems: list[str] = []
     names = (name for name, value in environ.items() if name.startswith(PREFIX) and value.strip())
@@ -124,7 +124,7 @@ def _unknown_variable(name: str, path: str) -> str:
     return f"{name} is not a setting{did_you_mean(hints)}"
 
 
-def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, object], override: Mapping[str, object]) -> dict[str, object]:
     """Merge tables. A table of another `type` replaces the one before, whose values belong to that type."""
     merged = dict(base)
     for name, value in override.items():

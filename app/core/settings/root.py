@@ -224,15 +224,15 @@ class Settings(Frozen):
             value = getattr(value, name)
         return True
 
-    def replace(self, values: dict[str, Any]) -> "Settings":
+    def replace(self, values: Mapping[str, object]) -> "Settings":
         """Return these settings with other values by path, e.g. {"trainer.batch_size": 8}, which are validated."""
         replaced: Settings = _replace(self, values)
         return replaced
 
 
-def _replace(section: Any, values: Mapping[str, Any]) -> Any:
+def _replace(section: Any, values: Mapping[str, object]) -> Any:
     """Return a section with other values at the paths below it, all of which are validated together."""
-    by_name: dict[str, dict[str, Any]] = defaultdict(dict)
+    by_name: dict[str, dict[str, object]] = defaultdict(dict)
     for path, value in values.items():
         name, _, rest = path.partition(".")
         by_name[name][rest] = value

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -20,8 +20,8 @@ class Leaf:
     """A setting that is given one value."""
 
     path: str
-    annotation: Any
-    default: Any
+    annotation: object
+    default: object
     description: str
 
     @property
@@ -44,7 +44,7 @@ def members(annotation: object) -> tuple[object, ...]:
     return (annotation,)
 
 
-def models(annotation: Any) -> tuple[type[BaseModel], ...]:
+def models(annotation: object) -> tuple[type[BaseModel], ...]:
     """Return the models among the alternatives of a type."""
     return tuple(kind for kind in members(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel))
 
@@ -54,17 +54,17 @@ def children(annotation: object) -> dict[str, FieldInfo]:
     return {name: field for kind in models(annotation) for name, field in kind.model_fields.items()}
 
 
-def find(root: Any, path: tuple[str, ...]) -> Any:
-    """Return the type of the value at a path, Any within free tables, and None where there is no such setting."""
-    annotation: Any = root
+def find(root: object, path: tuple[str, ...]) -> object:
+    """Return the type of the value at a path, `object` within free tables, and None where there is no such setting."""
+    annotation = root
     for name in path:
         if (field := children(annotation).get(name)) is not None:
             annotation = field.annotation
             continue
         tables = [kind for kind in members(annotation) if get_origin(kind) is dict]
-        if not tables and annotation is not Any:
+        if not tables and annotation is not object:
             return None
-        annotation = get_args(tables[0])[1] if tables else Any
+        annotation = get_args(tables[0])[1] if tables else object
     return annotation
 
 
@@ -178,7 +178,7 @@ def is_url(path: str) -> bool:
     return path.rpartition(".")[2] in URL_NAMES
 
 
-def printable(path: str, value: Any) -> Any:
+def printable(path: str, value: object) -> object:
     """Return a value without secrets: keys are hidden, and so are the passwords in URLs."""
     if is_secret(path):
         if isinstance(value, dict):

@@ -5,19 +5,24 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 
 from app.inference.capture import to_logprob
+from app.inference.chat_format import plain_usage
 from app.inference.engine import AdapterPayload, Completion
 from app.inference.request import ChatCall, engine_messages
-from app.inference.sglang.chat import SGLangStreamState, capture_choice, chat_body
+from app.inference.sglang.chat import (
+    GeneratedReply,
+    SGLangCompletion,
+    SGLangStreamState,
+    capture_choice,
+    chat_body,
+)
 from app.inference.sglang.errors import to_engine_error
 from app.inference.stream import ChatStream
 from app.inference.transport import EngineRefused, EngineTransport, EngineUnavailable
 
-USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 PROBE_SECONDS = 2.0
 CONTEXT_LENGTH_SECONDS = 60.0  # an engine that was started again at the same address may have another one
 ADAPTER_SECONDS = 60.0
@@ -47,19 +52,19 @@ class SGLangClient:
     async def aclose(self) -> None:
         await self._transport.aclose()
 
-    async def _administer(self, path: str, body: dict[str, Any], seconds: float) -> None:
+    async def _administer(self, path: str, body: Mapping[str, object], seconds: float) -> None:
         """Send a request with the admin key. Raises EngineUnavailable after `seconds` without an answer."""
         await self._request(path, body, admin=True, read_timeout=seconds)
 
     # Chat.
 
     async def complete(self, call: ChatCall) -> Completion:
-        response = await self._request("/v1/chat/completions", chat_body(call, stream=False))
-        choice = response["choices"][0]
+        response: SGLangCompletion = await self._request("/v1/chat/completions", chat_body(call, stream=False))
+        choice, usage = response["choices"][0], response["usage"]
         return Completion(
             capture_choice(call, choice),
-            logprobs=choice["logprobs"] if call.logprobs else None,
-            usage={name: response["usage"][name] for name in USAGE_FIELDS},
+            logprobs=choice.get("logprobs") if call.logprobs else None,
+            usage=plain_usage(usage),
             matched_stop=choice.get("matched_stop"),
         )
 
@@ -67,10 +72,14 @@ class SGLangClient:
         return ChatStream(self._transport, SGLangStreamState(call), chat_body, self.abort)
 
     async def tokenize(
-        self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
+        self,
+        call: ChatCall,
+        messages: Sequence[Mapping[str, object]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        body: dict[str, Any] = {
-            "model": call.model,
+        body: dict[str, object] = {
+            "model": call.target.label,
             "messages": engine_messages(call.messages if messages is None else messages),
             **call.tool_fields(),
         }
@@ -129,7 +138,7 @@ class SGLangClient:
     async def _load_adapter_payload(self, name: str, adapter: AdapterPayload) -> None:
         """Send an adapter in the request. `expected_checksums` is left out, as a wrong one crashes SGLang; wrong
         tensors are found by comparing log-probs afterwards."""
-        body = {"lora_name": name, "config_dict": adapter.config}
+        body: dict[str, object] = {"lora_name": name, "config_dict": adapter.config}
         try:
             # The read timeout starts after the body has been written, and an unreachable host may never accept it all.
             async with asyncio.timeout(ADAPTER_SECONDS):
@@ -219,8 +228,8 @@ class SGLangClient:
 
     async def _generate(
         self, adapter: str | None, sequences: Sequence[Sequence[int]], *, new_tokens: int, extra_key: str | None = None
-    ) -> list[dict[str, Any]]:
-        body: dict[str, Any] = {
+    ) -> list[GeneratedReply]:
+        body: dict[str, object] = {
             "input_ids": [list(sequence) for sequence in sequences],
             "sampling_params": {"temperature": 1.0, "max_new_tokens": new_tokens},
             "return_logprob": True,
@@ -230,5 +239,5 @@ class SGLangClient:
             body["lora_path"] = [adapter] * len(sequences)
         if extra_key is not None:
             body["extra_key"] = [extra_key] * len(sequences)
-        results: list[dict[str, Any]] = await self._request("/generate", body)
+        results: list[GeneratedReply] = await self._request("/generate", body)
         return results

@@ -1,11 +1,13 @@
 """vLLM's chat requests and replies: the fields that it takes, and where it says which tokens it generated."""
 
 import hashlib
-from typing import Any
+from typing import NotRequired, TypedDict
 
+from alignment.chat_messages import ToolCall
 from app.inference.capture import Capture, build_capture, to_logprob
+from app.inference.chat_format import Choice, Usage
 from app.inference.request import ChatCall, engine_messages
-from app.inference.stream import StreamState
+from app.inference.stream import EngineChunk, StreamState
 
 BASE_MODEL = "base"  # the name that the base model is served under
 ID_PREFIX = "chatcmpl-"  # vLLM puts it before the id of a request, to name the reply
@@ -15,11 +17,22 @@ CHOICE_FIELDS = frozenset({"index", "delta", "logprobs", "finish_reason", "match
 DELTA_FIELDS = frozenset({"role", "content", "tool_calls"})
 
 
-def chat_body(call: ChatCall, *, stream: bool) -> dict[str, Any]:
+class VLLMChoice(Choice):
+    token_ids: list[int] | None
+    stop_reason: NotRequired[str | int | None]
+
+
+class VLLMCompletion(TypedDict):
+    choices: list[VLLMChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None
+
+
+def chat_body(call: ChatCall, *, stream: bool) -> dict[str, object]:
     """Return the body of the request for a reply."""
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "request_id": call.rid.removeprefix(ID_PREFIX),
-        "model": call.adapter or BASE_MODEL,
+        "model": call.target.adapter or BASE_MODEL,
         "messages": engine_messages(call.messages),
         **call.sampling.body(),
         "stream": stream,
@@ -34,7 +47,7 @@ def chat_body(call: ChatCall, *, stream: bool) -> dict[str, Any]:
         body["parallel_tool_calls"] = True
     optional = {
         "top_logprobs": call.top_logprobs or None,
-        "cache_salt": cache_salt(call.extra_key),
+        "cache_salt": cache_salt(call.target.prefix_key),
         "vllm_xargs": None if call.prompt_ids is None else {PROMPT_IDS_FIELD: list(call.prompt_ids)},
         "priority": None if call.priority is None else -call.priority,  # in vLLM the lowest comes first
         "response_format": None if call.requires_tool_call else call.response_format,
@@ -52,46 +65,53 @@ def request_id(rid: str) -> str:
     return ID_PREFIX + rid.removeprefix(ID_PREFIX)
 
 
-def capture_response(call: ChatCall, response: dict[str, Any]) -> Capture:
+def capture_response(call: ChatCall, response: VLLMCompletion) -> Capture:
     """Return the capture of a whole reply."""
     choice = response["choices"][0]
-    message = choice["message"]
+    message, logprobs = choice["message"], choice.get("logprobs")
     received = Capture(
         prompt_ids=response["prompt_token_ids"] or [],
         output_ids=choice["token_ids"] or [],
-        logprobs=[to_logprob(token["logprob"]) for token in (choice["logprobs"] or {"content": []})["content"]],
+        logprobs=[to_logprob(token["logprob"]) for token in (logprobs["content"] if logprobs else ())],
         text=message["content"] or "",
         tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
-        finish_reason=_finish_reason(choice, has_calls=bool(message.get("tool_calls"))),
+        finish_reason=_finish_reason(
+            choice["finish_reason"], choice.get("stop_reason"), has_calls=bool(message.get("tool_calls"))
+        ),
         weight_versions=[],  # its base weights never change
     )
     return build_capture(call, received)
 
 
-def _finish_reason(choice: dict[str, Any], *, has_calls: bool) -> str | None:
+def _finish_reason(finish_reason: str | None, stop_reason: str | int | None, *, has_calls: bool) -> str | None:
     """Return "tool_calls" for a reply that ended with a call. vLLM says "stop" where the request named the tool."""
-    ended_itself = choice["finish_reason"] == "stop" and choice.get("stop_reason") is None
-    return "tool_calls" if ended_itself and has_calls else choice["finish_reason"]
+    ended_itself = finish_reason == "stop" and stop_reason is None
+    return "tool_calls" if ended_itself and has_calls else finish_reason
 
 
-def _to_openai_tool_call(tool_call: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": tool_call["function"]["name"], "arguments": tool_call["function"]["arguments"]}
-    return {"id": tool_call["id"], "type": "function", "function": function}
+def _to_openai_tool_call(tool_call: ToolCall) -> ToolCall:
+    function = tool_call["function"]
+    return {
+        "id": tool_call["id"],
+        "type": "function",
+        "function": {"name": function["name"], "arguments": function["arguments"]},
+    }
 
 
 class VLLMStreamState(StreamState):
     """vLLM sends the prompt's ids in the first chunk, and the ids of the reply with each one."""
 
-    def take_engine_fields(self, chunk: dict[str, Any]) -> None:
+    def take_engine_fields(self, chunk: EngineChunk) -> None:
         self.prompt_ids = chunk.get("prompt_token_ids") or self.prompt_ids
         _keep(chunk, CHUNK_FIELDS)
         chunk["id"] = self.call.rid
-        chunk["model"] = self.call.model
+        chunk["model"] = self.call.target.label
         for choice in chunk["choices"]:
             self.output_ids += choice.get("token_ids") or []
             has_calls = bool(self._tool_calls or choice["delta"].get("tool_calls"))
-            choice["finish_reason"] = _finish_reason(choice, has_calls=has_calls)
-            choice["matched_stop"] = choice.get("stop_reason")
+            stop_reason = choice.get("stop_reason")
+            choice["finish_reason"] = _finish_reason(choice["finish_reason"], stop_reason, has_calls=has_calls)
+            choice["matched_stop"] = stop_reason
             if not (choice.get("logprobs") or {}).get("content"):
                 choice["logprobs"] = None
             _keep(choice, CHOICE_FIELDS)
@@ -100,7 +120,7 @@ class VLLMStreamState(StreamState):
                 part.setdefault("id", None)  # the later parts of a call have none
 
 
-def _keep(table: dict[str, Any], names: frozenset[str]) -> None:
+def _keep(table: dict[str, object], names: frozenset[str]) -> None:
     """Remove all other fields."""
     for name in table.keys() - names:
         del table[name]

@@ -5,16 +5,17 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 
+from app.inference.chat_format import plain_usage
 from app.inference.engine import AdapterPayload, Completion
 from app.inference.request import ChatCall, engine_messages
 from app.inference.stream import ChatStream
 from app.inference.transport import AdapterMissing, EngineRefused, EngineTransport, EngineUnavailable
 from app.inference.vllm.chat import (
     BASE_MODEL,
+    VLLMCompletion,
     VLLMStreamState,
     cache_salt,
     capture_response,
@@ -23,7 +24,6 @@ from app.inference.vllm.chat import (
 )
 from app.inference.vllm.errors import NotANumber, to_engine_error
 
-USAGE_FIELDS = ("prompt_tokens", "completion_tokens", "total_tokens")
 PROBE_SECONDS = 2.0
 CONTEXT_LENGTH_SECONDS = 60.0  # an engine that was started again at the same address may have another one
 ADAPTER_SECONDS = 60.0
@@ -48,19 +48,19 @@ class VLLMClient:
     async def aclose(self) -> None:
         await self._transport.aclose()
 
-    async def _administer(self, path: str, body: dict[str, Any], seconds: float) -> Any:
+    async def _administer(self, path: str, body: Mapping[str, object], seconds: float) -> None:
         """Send a request with the admin key. Raises EngineUnavailable after `seconds` without an answer."""
-        return await self._request(path, body, admin=True, read_timeout=seconds)
+        await self._request(path, body, admin=True, read_timeout=seconds)
 
     # Chat.
 
     async def complete(self, call: ChatCall) -> Completion:
-        response = await self._request("/v1/chat/completions", chat_body(call, stream=False))
+        response: VLLMCompletion = await self._request("/v1/chat/completions", chat_body(call, stream=False))
         choice = response["choices"][0]
         return Completion(
             capture_response(call, response),
-            logprobs=choice["logprobs"] if call.logprobs else None,
-            usage={name: response["usage"][name] for name in USAGE_FIELDS},
+            logprobs=choice.get("logprobs") if call.logprobs else None,
+            usage=plain_usage(response["usage"]),
             matched_stop=choice.get("stop_reason"),
         )
 
@@ -68,9 +68,13 @@ class VLLMClient:
         return ChatStream(self._transport, VLLMStreamState(call), chat_body, self.abort)
 
     async def tokenize(
-        self, call: ChatCall, messages: Sequence[Mapping[str, Any]] | None = None, *, add_generation_prompt: bool = True
+        self,
+        call: ChatCall,
+        messages: Sequence[Mapping[str, object]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": BASE_MODEL,
             "messages": engine_messages(call.messages if messages is None else messages),
             "add_generation_prompt": add_generation_prompt,
@@ -169,7 +173,7 @@ class VLLMClient:
     ) -> list[list[float]]:
         if any(len(sequence) < 2 for sequence in sequences):
             raise ValueError("a sequence to score needs at least two tokens")
-        body: dict[str, Any] = {
+        body: dict[str, object] = {
             "model": adapter or BASE_MODEL,
             "prompt": [list(sequence) for sequence in sequences],
             "max_tokens": 1,  # not used, but vLLM takes no 0

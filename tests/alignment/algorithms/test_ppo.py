@@ -18,6 +18,7 @@ from alignment.algorithms.baselines import (
 from alignment.algorithms.ppo import PPO, LengthAwarePPO, explained_variance
 from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, LengthAwarePPOConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
+from alignment.json_values import as_list
 from alignment.types import Sample, UpdateReport
 from tests.support.worked_batches import gradient, make_train_data, reduce_loss, reduce_value_loss, reply
 
@@ -112,7 +113,7 @@ def test_votes_of_another_day_are_compared_with_the_nearest_version() -> None:
     data = make_train_data([reply(1.0, 1, version=0), reply(-1.0, 1, version=0)])
     prepare_step(ppo, 0, data)
     assert data.advantages_BT is not None and data.advantages_BT[:, 0].tolist() == pytest.approx([0.5, -1.5])
-    versions = [row[0] for row in ppo.state_dict()["version_rewards"]]
+    versions = [as_list(row)[0] for row in as_list(ppo.state_dict()["version_rewards"])]
     assert versions == list(range(3300 - MAX_VERSIONS, 3300)), "the newest are remembered"
 
 
@@ -180,7 +181,7 @@ def test_each_agent_has_a_baseline_of_its_own(per_version: bool) -> None:
     # Planner: ½ − ½. Worker: −1 + 1. The reply: 0 − 1.
     assert again.advantages_BT is not None
     assert again.advantages_BT[:, 0].tolist() == pytest.approx([0.0, 0.0, -1.0], abs=1e-6)
-    assert {agent for agent, _ in restored.state_dict()["agents"]} == {"planner", "worker", ""}
+    assert {as_list(row)[0] for row in as_list(restored.state_dict()["agents"])} == {"planner", "worker", ""}
 
 
 def test_agents_beyond_a_limit_are_forgotten() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from alignment.signals.tool_results import JsonValue, outcome
+from alignment.json_values import JsonValue
+from alignment.signals.tool_results import outcome
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()]
 LABELS = {"success": True, "failure": False}

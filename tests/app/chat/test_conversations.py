@@ -1,5 +1,6 @@
 """Conversations: parent turns, prefix reuse, client retries and consent."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.deployment import Harness
 from tests.support.scripted_engine import ROLES, ScriptedEngine, render_prompt
 from workers.curate import curate
 
-Messages = list[dict[str, Any]]
+Messages = Sequence[Mapping[str, Any]]
 HELLO = [{"role": "user", "content": "hello"}]
 
 

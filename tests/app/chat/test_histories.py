@@ -22,7 +22,8 @@ ROOT = "/v1/chat/completions"
 
 async def talk(harness: Harness, num_turns: int, **fields: Any) -> tuple[list[Turn], list[Messages]]:
     """Hold a chat; return the first choice of each completion, and their prompts."""
-    turns, prompts = [await ask(harness, HELLO, **fields)], [HELLO]
+    turns = [await ask(harness, HELLO, **fields)]
+    prompts: list[Messages] = [HELLO]
     for number in range(1, num_turns):
         prompts.append(follow(prompts[-1], turns[-1], f"question {number}"))
         turns.append(await ask(harness, prompts[-1], **fields))

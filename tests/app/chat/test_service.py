@@ -1,4 +1,4 @@
-"""A completion with n choices: n engine requests and n turns."""
+"""The service without HTTP, and a completion with n choices: n engine requests and n turns."""
 
 import asyncio
 from typing import Any
@@ -6,10 +6,53 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.models import Turn, TurnState
+from app.chat.request_origin import RequestOrigin
+from app.chat.schemas import ChatRequest
+from app.chat.service import ChatService
+from app.models import ApiKey, Turn, TurnState, new_id, to_completion_id
+from app.projects.auth import Caller
 from tests.app.chat.test_endpoints import MESSAGES, ask, chunks
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
+
+REQUEST = ChatRequest.model_validate({"model": "shop", "messages": MESSAGES})
+
+
+async def find_service(harness: Harness) -> tuple[ChatService, Caller]:
+    """Return the service of the application, and who asks it."""
+    [key] = await harness.all(ApiKey)
+    service: ChatService = harness.api._transport.app.services.get(ChatService)  # type: ignore[attr-defined]
+    return service, Caller(key.project_id, key.id, key.prefix, ("chat",), train=True)
+
+
+async def stay() -> None:
+    await asyncio.Event().wait()
+
+
+async def leave() -> None:
+    """As a client that has left already."""
+
+
+async def test_service_needs_no_http_request(harness: Harness, scripted: ScriptedEngine) -> None:
+    service, caller = await find_service(harness)
+    origin = RequestOrigin(new_id("req"), {"x-conversation-id": "talk-1"})
+    reply = await service.complete(caller, REQUEST, origin, stay)
+    turn = await harness.get(Turn, reply.content["id"])
+    assert (turn.state, turn.conversation_id) == (TurnState.DONE, "talk-1")
+    assert turn.id == to_completion_id(origin.request_id)
+    streamed = await service.stream(caller, REQUEST, RequestOrigin(new_id("req")), stay)
+    chunks = [chunk async for chunk in streamed.content]
+    assert {chunk["id"] for chunk in chunks} == {streamed.headers["x-completion-id"]}
+    assert (await harness.get(Turn, streamed.headers["x-completion-id"])).state == TurnState.DONE
+
+
+async def test_reply_of_a_client_that_has_left_is_aborted(harness: Harness, scripted: ScriptedEngine) -> None:
+    scripted.is_blocked = lambda reply: True
+    service, caller = await find_service(harness)
+    await service.complete(caller, REQUEST, RequestOrigin(new_id("req")), leave)
+    [turn] = await harness.all(Turn)
+    assert scripted.aborted == {turn.id}
+    assert (turn.state, turn.finish_reason) == (TurnState.ABORTED, "client_disconnect")
 
 
 async def test_each_choice_is_a_turn(harness: Harness, scripted: ScriptedEngine) -> None:

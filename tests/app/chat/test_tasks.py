@@ -1,5 +1,6 @@
 """Background tasks of front ends: titles, tags, follow-up suggestions. They are answered and stored, and no chats."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -72,7 +73,9 @@ def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-def recognize(messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **fields: Any) -> str | None:
+def recognize(
+    messages: Sequence[Mapping[str, Any]], headers: dict[str, str] | None = None, **fields: Any
+) -> str | None:
     return find_task(parse_chat_request({"model": "shop", "messages": messages, **fields}), headers or {})
 
 
@@ -150,7 +153,7 @@ NAMED = [({"x-attune-task": "title_generation"}, {}), ({}, {"task": "title_gener
 
 
 async def ask(
-    harness: Harness, messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **fields: Any
+    harness: Harness, messages: Sequence[Mapping[str, Any]], headers: dict[str, str] | None = None, **fields: Any
 ) -> Turn:
     body = {"model": "shop", "messages": messages, **fields}
     answer = await harness.api.post("/v1/chat/completions", json=body, headers=headers)

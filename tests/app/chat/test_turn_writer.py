@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import httpx2
 import orjson
 import pytest
-from sqlalchemy import inspect, update
+from sqlalchemy import update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError
 
 from app.chat import turn_writer
+from app.chat.new_turn import NewTurn
 from app.chat.turn_writer import SERVER_STOPPED, TurnEnd, TurnStart, TurnWriter
 from app.core.errors import AttuneError
 from app.inference.stream import StreamState
@@ -106,13 +108,13 @@ async def test_exclusion_reason_survives_being_marked_lost(harness: Harness, scr
 
 async def test_drain_ends_open_turns(harness: Harness) -> None:
     old = await harness.get(Turn, (await harness.turn()).id)
-    opened = {column.key: getattr(old, column.key) for column in inspect(Turn).column_attrs if column.key != "state"}
+    columns = {field.name: getattr(old, field.name) for field in fields(NewTurn)}
     ids = [f"chatcmpl-{at:032x}" for at in range(2)]
     app = create_app(harness.settings)
     async with app.router.lifespan_context(app):
         writer = app.services.get(TurnWriter)
         for id in ids:
-            await writer.record_start(TurnStart([opened | {"id": id, "completion_id": id, "finished_at": None}]))
+            await writer.record_start(TurnStart([NewTurn(**columns | {"id": id, "completion_id": id})]))
         writer.drain = lambda seconds: TurnWriter.drain(writer, 0.2)  # type: ignore[method-assign]
     for id in ids:
         turn = await harness.get(Turn, id)

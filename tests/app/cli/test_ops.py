@@ -6,9 +6,9 @@ import json
 from sqlalchemy import text
 
 from app.cli.main import app
+from app.engines import load_errors
 from app.models import Engine
 from app.ops import audit_chain
-from app.policies import load_errors
 from tests.support.cli import run
 from tests.support.deployment import Harness
 from tests.support.trained_versions import publish

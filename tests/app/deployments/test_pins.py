@@ -11,6 +11,7 @@ from app.deployments import pins
 from app.deployments.schemas import PinRequest
 from app.deployments.version_router import VersionRouter
 from app.models import ApiKey, Audit, Engine, Pin, PinKind, Version, VersionState, new_id
+from app.policies.locks import lock_policy
 from app.projects import service as projects
 from app.projects.service import create_project
 from tests.support.deployment import Harness
@@ -185,7 +186,7 @@ async def test_version_that_is_not_loaded_everywhere_notifies_the_reconciler(har
 async def enqueued_tasks(harness: Harness, request: PinRequest) -> list[str]:
     policy = await harness.policy()
     async with harness.db.write() as session:
-        await pins.set_pin(session, policy, request, actor="test", limit=None)
+        await pins.set_pin(await lock_policy(session, policy.id), request, actor="test", limit=None)
         return list(session.info.get(PENDING_TASKS, []))
 
 

@@ -3,6 +3,7 @@
 import httpx2
 import pytest
 
+from app.engines import inventory
 from app.models import (
     Audit,
     AuditAction,
@@ -22,7 +23,6 @@ from app.models import (
 from tests.support.deployment import Harness
 from tests.support.turns import make_turn
 from workers.curate import curate
-from workers.release import engine_inventory
 from workers.retention import remove_expired
 from workers.training import batches
 from workers.training.assemble import assemble
@@ -82,7 +82,7 @@ async def test_archived_policy_answers_no_chat_and_can_be_brought_back(harness: 
     policy = await create_second(harness)
     version = await add_version(harness, policy, "/nowhere/support-v1", VersionState.LIVE)
     async with harness.db.read() as session:
-        assert version.id in {row.id for row in await engine_inventory.wanted_versions(session, 4)}
+        assert version.id in {row.id for row in await inventory.wanted_versions(session, 4)}
     assert (await act(harness, "support", "archive")).json()["state"] == "archived"
     for model in ("support", "support@v1", "support@stable"):
         refused = await harness.api.post("/v1/chat/completions", json={"model": model, **CHAT})
@@ -95,7 +95,7 @@ async def test_archived_policy_answers_no_chat_and_can_be_brought_back(harness: 
     assert len((await harness.api.get(POLICIES, params={"archived": True})).json()["data"]) == 2
     assert (await harness.api.get("/readyz")).status_code == 200, "an archived policy keeps no API from being ready"
     async with harness.db.read() as session:
-        assert version.id not in {row.id for row in await engine_inventory.wanted_versions(session, 4)}
+        assert version.id not in {row.id for row in await inventory.wanted_versions(session, 4)}
     assert (await act(harness, "support", "resume")).json()["error"]["code"] == "policy_archived"
     assert (await act(harness, "support", "unarchive")).json()["state"] == "active"
     refused = await harness.api.post("/v1/chat/completions", json={"model": "support", **CHAT})

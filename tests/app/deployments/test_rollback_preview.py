@@ -22,6 +22,7 @@ from app.models import (
     VersionState,
     new_id,
 )
+from app.policies.locks import lock_policy
 from app.policies.service import Attribution
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch, create_version, publish
@@ -35,8 +36,9 @@ async def release(harness: Harness, *turns: Any) -> Version:
     async with harness.db.write() as session:
         engine = await session.get_one(Engine, "engine-0")
         engine.loaded = [*engine.loaded, version.adapter_name or ""]
-        policy, row = await session.get_one(Policy, version.policy_id), await session.get_one(Version, version.id)
-        await service.set_live(session, policy, row, Attribution("test", "test"))
+        locked = await lock_policy(session, version.policy_id)
+        row = await session.get_one(Version, version.id)
+        await service.set_live(locked, row, Attribution("test", "test"))
     return version
 
 
@@ -107,10 +109,11 @@ async def test_preview_of_a_canarys_end(harness: Harness) -> None:
     await publish(harness)
     canary = await publish(harness)
     async with harness.db.write() as session:
-        policy, base = await session.get_one(Policy, canary.policy_id), await session.get_one(Version, canary.parent_id)
-        await service.set_live(session, policy, base, Attribution("test", None))
+        locked = await lock_policy(session, canary.policy_id)
+        base = await session.get_one(Version, canary.parent_id)
+        await service.set_live(locked, base, Attribution("test", None))
         row = await session.get_one(Version, canary.id)
-        await service.start_canary(session, policy, row, 0.1, Attribution("test", None), watched=False)
+        await service.start_canary(locked, row, 0.1, Attribution("test", None), watched=False)
     seen = await preview(harness)
     assert (seen["serving"], seen["would_serve"], seen["aborted_canary"]) == ("shop@v1", "shop@v1", "shop@v2")
     assert (await harness.get(Version, canary.id)).state == VersionState.CANARY

@@ -29,6 +29,7 @@ from app.models import (
     Version,
     VersionState,
 )
+from app.policies.locks import lock_policy
 from app.raters import service as raters
 from app.training import batch_samples
 from tests.support.deployment import Harness
@@ -334,6 +335,7 @@ async def test_a_late_vote_counts_when_the_samples_return(harness: Harness) -> N
     assert await read_reason(harness, late) == ("not_learned", "too_late")
     [batch] = await harness.all(Batch)
     async with harness.db.write() as session:
-        await batch_samples.break_up_batches(session, [batch.id], BatchState.FAILED, "a test")
+        locked = await lock_policy(session, batch.policy_id)
+        await batch_samples.break_up_batches(locked, [batch.id], BatchState.FAILED, "a test")
     await curate(harness.db, harness.settings)
     assert {await read_reason(harness, id) for id in [*ids, late]} == {("waiting", "batch")}

@@ -16,7 +16,6 @@ from app.models import (
     VOTE_KINDS,
     Deployment,
     Feedback,
-    Policy,
     Sample,
     SampleRule,
     SampleState,
@@ -24,6 +23,7 @@ from app.models import (
     VersionState,
     VoteTotal,
 )
+from app.policies.locks import lock_policy
 from app.policies.service import Attribution
 from app.training import batch_samples, vote_totals
 from tests.support.deployment import Harness
@@ -112,16 +112,19 @@ async def test_an_undone_version_takes_its_votes_out_of_the_totals(harness: Harn
     version = await learn(harness)
     await count(harness)
     async with harness.db.write() as session:
-        await batch_samples.drop_trained(session, {version.batch_id or "": "people judged it"}, SampleRule.ROLLED_BACK)
+        locked = await lock_policy(session, version.policy_id)
+        await batch_samples.drop_trained(locked, {version.batch_id or "": "people judged it"}, SampleRule.ROLLED_BACK)
     assert await check(harness) == {"rolled_back": 2}
     assert [row.num_votes for row in await harness.all(VoteTotal)] == [0]
     assert await count(harness) == 2
     assert await check(harness) == {"rolled_back": 2}
     async with harness.db.write() as session:  # it is live again
-        await batch_samples.reclaim_samples(session, [version.batch_id or ""])
+        locked = await lock_policy(session, version.policy_id)
+        await batch_samples.reclaim_samples(locked, [version.batch_id or ""])
     assert await check(harness) == {"learned": 2}
     async with harness.db.write() as session:
-        await batch_samples.return_samples(session, [version.batch_id or ""], batch_samples.UNDONE)
+        locked = await lock_policy(session, version.policy_id)
+        await batch_samples.return_samples(locked, [version.batch_id or ""], batch_samples.UNDONE)
     assert (await check(harness)).keys() == {"processing"}
 
 
@@ -133,9 +136,9 @@ async def test_votes_of_a_canary_that_is_aborted_leave_the_totals(harness: Harne
         await session.execute(update(Version).where(Version.id == version.id).values(state=VersionState.SUPERSEDED))
     assert await count(harness) == 2
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, version.policy_id)
+        locked = await lock_policy(session, version.policy_id)
         await session.execute(update(Deployment).values(canary_version_id=version.id))
-        await service.abort_canary(session, policy, Attribution("test", "test"))
+        await service.abort_canary(locked, Attribution("test", "test"))
     assert await check(harness) == {"rolled_back": 2}
 
 
@@ -171,7 +174,8 @@ async def test_a_vote_whose_outcome_changes_while_it_is_counted(harness: Harness
         pytest.skip("SQLite has one writer")
     version = await learn(harness)
     async with harness.db.write() as session:
-        await batch_samples.drop_trained(session, {version.batch_id or "": "people judged it"}, SampleRule.ROLLED_BACK)
+        locked = await lock_policy(session, version.policy_id)
+        await batch_samples.drop_trained(locked, {version.batch_id or "": "people judged it"}, SampleRule.ROLLED_BACK)
         assert await settled_votes.count_settled_votes(harness.db, harness.settings) == 0, "its votes are locked"
     await count(harness)
     assert await check(harness) == {"rolled_back": 2}
@@ -190,4 +194,5 @@ async def test_a_vote_whose_outcome_changes_while_it_is_counted(harness: Harness
 
 async def reclaim_samples(harness: Harness, version: Version) -> None:
     async with harness.db.write() as session:
-        await batch_samples.reclaim_samples(session, [version.batch_id or ""])
+        locked = await lock_policy(session, version.policy_id)
+        await batch_samples.reclaim_samples(locked, [version.batch_id or ""])

@@ -13,7 +13,7 @@ from app.inference.transport import AdapterMissing, EngineRefused
 from tests.support.engine_adapters import ReferenceWeights
 from tests.support.engine_fixture import RunningEngine
 from tests.support.engine_replies import MakeCall
-from workers.release.verify_delivery import build_payload
+from workers.release.delivery.adapters import build_payload
 
 pytestmark = pytest.mark.engine
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ async def test_several_turns_stay_exact(
     engine_client: EngineClient, weights: ReferenceWeights, adapter: Path, make_call: MakeCall, get_capture: GetCapture
 ) -> None:
     await engine_client.load_adapter("exact-v1", adapter)
-    messages: list[dict[str, Any]] = [
+    messages: list[Mapping[str, object]] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "What does a repair cost?"},
     ]
@@ -160,7 +159,7 @@ async def test_json_schema_is_obeyed_and_excluded(engine_client: EngineClient, m
     assert completion.capture.exclusion_reason is not None and completion.capture.exclusion_reason.startswith(
         "a grammar"
     )
-    assert isinstance(json.loads(completion.capture.message["content"])["open"], bool)
+    assert isinstance(json.loads(completion.capture.message["content"] or "")["open"], bool)
 
 
 @both_modes

@@ -21,7 +21,7 @@ from tests.support.engine_fixture import (
 from tests.support.engine_replies import MakeCall
 from tests.support.full_weights import make_weights
 from workers.engine.supervisor import Supervisor
-from workers.engine.version_files import VersionRef
+from workers.engine.version_files import WeightsRef
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -32,7 +32,7 @@ async def client(engine_model: Path, tmp_path: Path) -> AsyncIterator[EngineClie
     require_engine_environment()
     versions = [tmp_path / f"shop-v{number}" for number in (1, 2)]
     sha256s = [make_weights(path, engine_model, seed=seed) for seed, path in enumerate(versions)]
-    record = InMemoryEngineRecord([VersionRef("shop-v1", versions[0], sha256s[0], full_weights=True)])
+    record = InMemoryEngineRecord([WeightsRef("shop-v1", versions[0], sha256s[0])])
     spec = replace(engine_spec(tmp_path, engine_model), adapter=None)
     supervisor = Supervisor(spec, record, UNCHECKED)
     running = asyncio.create_task(supervisor.run())
@@ -58,12 +58,12 @@ async def test_weights_are_swapped_during_replies_and_back(
 ) -> None:
     await assert_scores_match(client, tmp_path / "shop-v1", "shop-v1")
     prompt = {"text": "When do you open on Saturdays, and may I bring my bicycle?"}
-    old = make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8)
+    old = make_call(**prompt, prefix_key="shop-v1", weights="shop-v1", max_tokens=8)
     assert (await client.complete(old)).capture.exclusion_reason is None
 
     call = make_call(
         "Tell me all.",
-        extra_key="shop-v1",
+        prefix_key="shop-v1",
         weights="shop-v1",
         max_tokens=600,
         logit_bias=bias_without_end(engine_model),
@@ -77,7 +77,7 @@ async def test_weights_are_swapped_during_replies_and_back(
         async with client.paused():
             assert not await client.is_ready()
             waiting = asyncio.create_task(
-                client.complete(make_call(**prompt, extra_key="shop-v2", weights="shop-v2", max_tokens=8))
+                client.complete(make_call(**prompt, prefix_key="shop-v2", weights="shop-v2", max_tokens=8))
             )
             await client.load_weights(tmp_path / "shop-v2", "shop-v2")
         async for _ in chunks:
@@ -102,7 +102,7 @@ async def test_weights_are_swapped_during_replies_and_back(
     assert (new.exclusion_reason, new.weight_versions[0]["version"]) == (None, "shop-v2")
     reference = ReferenceWeights(tmp_path / "shop-v2", tmp_path).logprobs(None, new.prompt_ids + new.output_ids)
     torch.testing.assert_close(torch.tensor(new.logprobs), reference[-len(new.output_ids) :], atol=1e-4, rtol=0)
-    late_call = make_call(**prompt, extra_key="shop-v1", weights="shop-v1", max_tokens=8)
+    late_call = make_call(**prompt, prefix_key="shop-v1", weights="shop-v1", max_tokens=8)
     late_capture = (await client.complete(late_call)).capture
     assert late_capture.exclusion_reason == "the weights of shop-v2 generated the reply, not those of shop-v1"
     await assert_scores_match(client, tmp_path / "shop-v2", "shop-v2")

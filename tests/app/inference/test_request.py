@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.inference.request import ChatCall, Sampling, engine_arguments
+from app.inference.request import EngineTarget, engine_arguments
 from app.inference.sglang.chat import chat_body
 from tests.support.engine_replies import MakeCall
 
@@ -37,7 +37,7 @@ def test_image_is_refused(make_call: MakeCall) -> None:
 
 def test_colon_in_model_name_is_refused() -> None:
     with pytest.raises(ValueError, match="colon"):
-        ChatCall("chatcmpl-1", [], Sampling(1), model="base:someone-elses-v1")
+        EngineTarget(label="base:someone-elses-v1")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """vLLM's requests, replies and errors, without vLLM."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from app.inference.chat_format import ChatChunk
 from app.inference.engine import AdapterPayload
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
-from app.inference.vllm.chat import VLLMStreamState, cache_salt, capture_response, chat_body, request_id
+from app.inference.vllm.chat import VLLMCompletion, VLLMStreamState, cache_salt, capture_response, chat_body, request_id
 from app.inference.vllm.client import VLLMClient
 from app.inference.vllm.errors import NotANumber, to_engine_error
 from tests.support.engine_replies import MakeCall
@@ -23,18 +24,18 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 def test_only_listed_fields_reach_the_engine(make_call: MakeCall) -> None:
     hostile = {"role": "user", "content": "hi", "lora_path": "x", "vllm_xargs": {"attune_prompt_ids": [1]}}
-    body = chat_body(make_call(messages=[hostile], extra_key="/versions/shop-v1", priority=-1), stream=True)
+    body = chat_body(make_call(messages=[hostile], prefix_key="/versions/shop-v1", priority=-1), stream=True)
     assert body["messages"] == [{"role": "user", "content": "hi"}] and "vllm_xargs" not in body
     assert body["model"] == "base" and body["temperature"] == 1.0 and body["top_k"] == -1 and body["n"] == 1
     assert body["priority"] == 1, "in vLLM the lowest comes first"
-    assert body["cache_salt"] == cache_salt("/versions/shop-v1") and "/" not in body["cache_salt"]
+    assert body["cache_salt"] == cache_salt("/versions/shop-v1") and "/" not in str(body["cache_salt"])
 
 
 def test_call_names_its_version_its_id_and_its_prompt(make_call: MakeCall) -> None:
     call = make_call(adapter="shop-v1", prompt_ids=[5, 6])
     body = chat_body(call, stream=False)
     assert body["model"] == "shop-v1" and body["vllm_xargs"] == {"attune_prompt_ids": [5, 6]}
-    assert request_id(call.rid) == "chatcmpl-" + body["request_id"] == call.rid
+    assert request_id(call.rid) == f"chatcmpl-{body['request_id']}" == call.rid
 
 
 def test_further_tool_calls_are_cut_by_the_capture_not_by_vllm(make_call: MakeCall) -> None:
@@ -48,14 +49,14 @@ def test_further_tool_calls_are_cut_by_the_capture_not_by_vllm(make_call: MakeCa
     assert len(capture.tool_calls) == 1 and "several tool calls" in (capture.exclusion_reason or "")
 
 
-def response(**message: Any) -> dict[str, Any]:
+def response(**message: Any) -> VLLMCompletion:
     choice = {
         "message": {"content": "Hello", "refusal": None, **message},
         "token_ids": [7, 8],
         "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1.5}]},
         "finish_reason": "stop",
     }
-    return {"prompt_token_ids": [5, 6], "choices": [choice]}
+    return cast(VLLMCompletion, {"prompt_token_ids": [5, 6], "choices": [choice]})
 
 
 def test_whole_reply_is_captured(make_call: MakeCall) -> None:
@@ -84,7 +85,7 @@ def test_stream_is_captured_and_passed_on_with_openai_fields_only(make_call: Mak
     call = make_call(logprobs=True, include_usage=True)
     state = VLLMStreamState(call)
 
-    def chunk(delta: dict[str, Any], ids: list[int], finish: str | None = None, **more: Any) -> dict[str, Any] | None:
+    def chunk(delta: dict[str, Any], ids: list[int], finish: str | None = None, **more: Any) -> ChatChunk | None:
         logprobs = {"content": [{"token": "x", "logprob": -1.0} for _ in ids]} if ids else None
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish, "token_ids": ids}
         frame = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "shop-v1"}
@@ -93,7 +94,7 @@ def test_stream_is_captured_and_passed_on_with_openai_fields_only(make_call: Mak
     first = chunk({"role": "assistant", "content": ""}, [], prompt_token_ids=[5, 6])
     sent = [chunk({"content": "Hel", "reasoning": None}, [7]), chunk({}, [8, 9], "stop")]
     assert first is not None and set(first) == {"id", "object", "created", "model", "choices", "usage"}
-    assert all(part is not None and part["model"] == call.model and part["id"] == call.rid for part in sent)
+    assert all(part is not None and part["model"] == call.target.label and part["id"] == call.rid for part in sent)
     choices = [part["choices"][0] for part in sent if part is not None]
     assert {*choices[0]} == {"index", "delta", "logprobs", "finish_reason"}
     assert choices[0]["delta"] == {"content": "Hel"}

@@ -12,6 +12,7 @@ from app.core.errors import database_unavailable
 from app.core.settings import Settings
 from app.feedback import service as feedback
 from app.feedback.effective import is_effective
+from app.feedback.feedback_rows import BatchResultBody
 from app.langfuse.endpoints import router
 from app.main import create_app
 from app.models import Audit, AuditAction, Feedback, Turn
@@ -333,10 +334,10 @@ async def test_what_may_pass_is_an_error_that_clients_try_again_after(
     scores = [sdk_score(f"s-{number}", traceId=turn.id) for number in range(2)]
     submit = feedback.submit_batch
 
-    async def fail_last(*arguments: Any) -> list[dict[str, Any]]:
+    async def fail_last(*arguments: Any) -> list[BatchResultBody]:
         """Record the feedback, and answer that the last item met a locked row."""
         *results, last = await submit(*arguments)
-        return [*results, {"index": last["index"], "status": 503, **database_unavailable().body()}]
+        return [*results, {"index": last["index"], "status": 503, "error": database_unavailable().body()["error"]}]
 
     monkeypatch.setattr(feedback, "submit_batch", fail_last)
     body = {"score": scores[0], "array": scores, "ingestion": ingestion(*scores)}[wire]

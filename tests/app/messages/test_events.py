@@ -6,34 +6,36 @@ from typing import Any
 import pytest
 
 from app.core.errors import BadRequest, Unavailable
-from app.messages.events import MessageEvents, read_input, render_message
+from app.inference.chat_format import ChatChunk, Delta, ToolCallPart, Usage
+from app.messages.events import MessageBody, MessageEvents, read_input, render_message
 
-USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+USAGE: Usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 ID = "chatcmpl-" + "0" * 32
 STOP = ["END"]
 
 
-def chunk(delta: dict[str, Any], *, finish: str | None = None, matched: str | int | None = None) -> dict[str, Any]:
+def chunk(delta: Delta, *, finish: str | None = None, matched: str | int | None = None) -> ChatChunk:
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, "matched_stop": matched}]}
 
 
-def call(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
-    piece: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
+def call(index: int, arguments: str, name: str | None = None) -> ChatChunk:
+    piece: ToolCallPart = {"index": index, "function": {"arguments": arguments}}
     if name is not None:
-        piece |= {"id": f"call_{index}"}
+        piece["id"] = f"call_{index}"
         piece["function"]["name"] = name
     return chunk({"tool_calls": [piece]})
 
 
-def end(finish: str, matched: str | int | None = None) -> list[dict[str, Any]]:
+def end(finish: str, matched: str | int | None = None) -> list[ChatChunk]:
     return [chunk({}, finish=finish, matched=matched), {"choices": [], "usage": USAGE}]
 
 
-def stream(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
+def stream(*chunks: ChatChunk) -> list[dict[str, Any]]:
     first, *others = chunks
+    first = {**first, "usage": {**USAGE, "completion_tokens": 1}}
     events = MessageEvents(ID, "shop@v3", STOP, "req-1")
     sent = events.start()
-    for piece in (chunk({"role": "assistant"}), first | {"usage": USAGE | {"completion_tokens": 1}}, *others):
+    for piece in (chunk({"role": "assistant"}), first, *others):
         sent += events.add_chunk(piece)
     sent += events.finish()
     assert events.message == put_together(sent)
@@ -84,7 +86,7 @@ def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
-def render(message: dict[str, Any], finish: str, matched: str | int | None = None) -> dict[str, Any]:
+def render(message: dict[str, Any], finish: str, matched: str | int | None = None) -> MessageBody:
     choice = {"index": 0, "message": message, "finish_reason": finish, "matched_stop": matched}
     return render_message({"id": ID, "model": "shop@v3", "created": 17, "choices": [choice], "usage": USAGE}, STOP)
 

@@ -23,7 +23,6 @@ from app.models import (
     Feedback,
     Judgement,
     JudgementState,
-    Policy,
     Rater,
     RaterStanding,
     Reward,
@@ -35,6 +34,7 @@ from app.models import (
     new_id,
     record_audit,
 )
+from app.policies.locks import lock_policy
 from app.policies.service import Attribution
 from app.privacy import erasure
 from app.projects import service as projects
@@ -260,8 +260,8 @@ async def test_rollback_that_the_erasure_names_returns_to_an_untainted_version(h
 
 async def serve(harness: Harness, version: Version) -> None:
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, version.policy_id)
-        await service.set_live(session, policy, await session.get_one(Version, version.id), Attribution("t", "t"))
+        locked = await lock_policy(session, version.policy_id)
+        await service.set_live(locked, await session.get_one(Version, version.id), Attribution("t", "t"))
 
 
 async def test_feedback_on_others_turns_taints_only_versions_that_used_it(harness: Harness) -> None:

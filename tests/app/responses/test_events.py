@@ -6,7 +6,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from alignment.json_values import as_object, as_objects
 from app.core.errors import AttuneError
+from app.inference.chat_format import ChatChunk, Delta, Logprobs, TokenLogprob, ToolCallPart, Usage
 from app.responses.events import ResponseEvents, render_response
 from app.responses.request import parse_responses_request
 
@@ -16,22 +18,22 @@ REQUEST = parse_responses_request({
     "tools": [{"type": "function", "name": "weather"}],
     "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
 })  # fmt: skip
-USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+USAGE: Usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 ID = "chatcmpl-" + "0" * 32
 
 
-def token(text: str) -> dict[str, Any]:
-    top = {"token": text, "bytes": None, "logprob": -1.0}
-    return top | {"top_logprobs": [top]}
+def token(text: str) -> TokenLogprob:
+    top: TokenLogprob = {"token": text, "bytes": None, "logprob": -1.0}
+    return {**top, "top_logprobs": [top]}
 
 
-def chunk(delta: dict[str, Any], *, finish: str | None = None, tokens: tuple[str, ...] = ()) -> dict[str, Any]:
-    logprobs = {"content": [token(text) for text in tokens]} if tokens else None
+def chunk(delta: Delta, *, finish: str | None = None, tokens: tuple[str, ...] = ()) -> ChatChunk:
+    logprobs: Logprobs | None = {"content": [token(text) for text in tokens]} if tokens else None
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}]}
 
 
-def call(number: int, arguments: str, name: str | None = None) -> dict[str, Any]:
-    piece: dict[str, Any] = {"index": number, "function": {"arguments": arguments}}
+def call(number: int, arguments: str, name: str | None = None) -> ChatChunk:
+    piece: ToolCallPart = {"index": number, "function": {"arguments": arguments}}
     if name is not None:
         piece["id"] = f"call_{number}"
         piece["function"]["name"] = name
@@ -42,7 +44,7 @@ def new_response_events() -> ResponseEvents:
     return ResponseEvents(REQUEST, ID, "shop@v3", 17)
 
 
-def stream_events(*chunks: dict[str, Any]) -> list[dict[str, Any]]:
+def stream_events(*chunks: ChatChunk) -> list[dict[str, Any]]:
     response_events = new_response_events()
     events = response_events.start()
     for piece in chunks:
@@ -142,9 +144,11 @@ def test_interrupted_reply_is_failed_and_keeps_output() -> None:
     response_events.add_chunk(chunk({"content": "We are op"}))
     [event] = response_events.fail(AttuneError("The engine broke off."))
     EVENT.validate_python(event)
-    assert event["type"] == "response.failed" and event["response"]["status"] == "failed"
-    assert event["response"]["error"] == {"code": "server_error", "message": "The engine broke off."}
-    assert event["response"]["output"][0]["content"][0]["text"] == "We are op"
+    response = as_object(event["response"])
+    assert event["type"] == "response.failed" and response["status"] == "failed"
+    assert response["error"] == {"code": "server_error", "message": "The engine broke off."}
+    [item] = as_objects(response["output"])
+    assert as_objects(item["content"])[0]["text"] == "We are op"
 
 
 def test_reply_without_finish_reason_is_failed() -> None:

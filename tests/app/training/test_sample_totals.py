@@ -20,6 +20,7 @@ from app.models import (
     SampleTotal,
     Turn,
 )
+from app.policies.locks import lock_policy
 from app.training import batch_samples, sample_totals
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
@@ -141,9 +142,10 @@ async def test_counts_are_those_of_the_rows_after_any_series_of_acts(harness: Ha
         if batches:
             async with harness.db.write() as session:
                 batch = await session.get_one(Batch, batches[0].id)
+                locked = await lock_policy(session, batch.policy_id)
                 batch.state = BatchState.FAILED
                 await session.flush()
-                await batch_samples.return_samples(session, [batch.id], batch_samples.UNDONE)
+                await batch_samples.return_samples(locked, [batch.id], batch_samples.UNDONE)
 
     async def learn_and_undo() -> None:
         open_turns = [row.turn_id for row in await harness.all(Sample) if row.state == SampleState.OPEN]
@@ -151,7 +153,8 @@ async def test_counts_are_those_of_the_rows_after_any_series_of_acts(harness: Ha
             version = await create_version(harness, *[await harness.get(Turn, id) for id in open_turns[:2]])
             async with harness.db.write() as session:
                 reasons = {version.batch_id or "": "people judged it"}
-                await batch_samples.drop_trained(session, reasons, SampleRule.ROLLED_BACK)
+                locked = await lock_policy(session, version.policy_id)
+                await batch_samples.drop_trained(locked, reasons, SampleRule.ROLLED_BACK)
 
     async def quarantine() -> None:
         samples = [row.turn_id for row in await harness.all(Sample) if row.state in COUNTED_STATES]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.chat import planning
+from app.chat.request_context import RequestContext
+from app.chat.sampling import exclusion_reason
 from app.chat.schemas import ChatRequest
 from app.inference import capture
 from app.inference.request import Sampling
@@ -17,7 +18,7 @@ from workers.rollouts.sampler import PROMPT_MISMATCH
 
 CALLER = Caller("proj", "key", "sk", ("chat",), train=True)
 REQUEST = ChatRequest.model_validate({"model": "shop", "messages": [{"role": "user", "content": "hi"}]})
-CONTEXT = planning.RequestContext.from_request(REQUEST, {})
+CONTEXT = RequestContext.from_request(REQUEST, {})
 
 
 @pytest.mark.parametrize(
@@ -31,14 +32,14 @@ CONTEXT = planning.RequestContext.from_request(REQUEST, {})
 )
 def test_reasons_of_requests(sampling: dict[str, object], code: ExclusionCode) -> None:
     changed = replace(Sampling(max_tokens=8), **sampling)  # type: ignore[arg-type]
-    reason = planning._exclusion_reason(CALLER, CONTEXT, changed, None)
+    reason = exclusion_reason(CALLER, CONTEXT, changed, None)
     assert reason is not None and exclusion_code(reason) == code
 
 
 def test_other_reasons_of_requests() -> None:
     refused = replace(CALLER, train=False)
-    no_consent = planning._exclusion_reason(refused, CONTEXT, Sampling(max_tokens=8), None)
-    repeated = planning._exclusion_reason(CALLER, CONTEXT, Sampling(max_tokens=8), "chatcmpl-1")
+    no_consent = exclusion_reason(refused, CONTEXT, Sampling(max_tokens=8), None)
+    repeated = exclusion_reason(CALLER, CONTEXT, Sampling(max_tokens=8), "chatcmpl-1")
     assert (no_consent and exclusion_code(no_consent)) == ExclusionCode.NO_CONSENT
     assert (repeated and exclusion_code(repeated)) == ExclusionCode.REPEATED
     assert exclusion_code("its client repeated the request and received chatcmpl-2 instead") == ExclusionCode.REPEATED

@@ -77,7 +77,8 @@ async def test_chunks_have_openai_fields_only(served: ServedEngine, make_call: M
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert set().union(*choices) <= OPENAI_CHOICE
     assert {name for choice in choices for name in choice["delta"]} <= {"role", "content"}
-    assert {chunk["model"] for chunk in chunks} == {call.model} and chunks[-1]["usage"]["completion_tokens"] == 6
+    usage = chunks[-1]["usage"]
+    assert {chunk["model"] for chunk in chunks} == {call.target.label} and usage and usage["completion_tokens"] == 6
     sent = [token["logprob"] for choice in choices for token in (choice["logprobs"] or {"content": []})["content"]]
     assert sent == capture.logprobs
 

@@ -11,7 +11,7 @@ from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavail
 from tests.contract.engine.served_engines import SCRIPTED, VLLM, ServedEngine
 from tests.contract.engine.test_replies import MAX_DIFFERENCE, assert_exact
 from tests.support.engine_replies import MakeCall
-from workers.release.verify_delivery import build_payload
+from workers.release.delivery.adapters import build_payload
 
 pytestmark = pytest.mark.timeout(600)
 IDS = list(range(5, 60))

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save
 
 from alignment.config.trainer import TrainerConfig
+from alignment.json_values import as_list
 from alignment.trainer import checkpoint
 from alignment.trainer.checkpoint import Checkpoint, Export, Progress, RoleState, export
 from alignment.trainer.scoring import Probe
@@ -62,7 +63,7 @@ class FakeTrainer:
             name: 0.9 * tensor + 0.01 * torch.randn(tensor.shape, generator=generator)
             for name, tensor in self.tensors.items()
         }
-        turns = [*self.progress.algorithm["turns"], *(sample.turn_id for sample in batch.samples)]
+        turns = [*as_list(self.progress.algorithm["turns"]), *(sample.turn_id for sample in batch.samples)]
         self.progress = replace(self.progress, updates=self.progress.updates + 1, algorithm={"turns": turns})
         return UpdateReport(batch.id, self.progress.updates, {"actor/loss": 0.5, "actor/ppo_kl": 0.001})
 

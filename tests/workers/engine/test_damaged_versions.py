@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from alignment.artifacts.specs import ADAPTER
+from app.engines import load_errors
 from app.inference.keys import load_engine_keys
 from app.models import Audit, Engine, Version
-from app.policies import load_errors
 from app.projects.service import create_project
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import DEMO_MODEL, REPOSITORY, engine_spec
@@ -22,7 +22,7 @@ from tests.support.scripted_engine import ScriptedEngine
 from tests.support.trained_versions import publish
 from tests.workers.engine.test_supervisor import SECONDS, TEST_TIMEOUTS
 from tests.workers.release.test_publish import export_values
-from workers.base_model import check_version
+from workers.base_model import check_adapter_files
 from workers.engine.engine_record import DatabaseEngineRecord
 from workers.engine.supervisor import Supervisor
 from workers.engine.version_files import VersionOpener, local_versions
@@ -42,7 +42,7 @@ async def run_engine(
     keys, reports = load_engine_keys(harness.settings), list[str]()
     spec = replace(engine_spec(tmp_path, DEMO_MODEL), python=interpreter, api_key=keys.api, admin_key=keys.admin)
     record = DatabaseEngineRecord(harness.db, harness.settings, spec.url)
-    opener = opener or local_versions(partial(check_version, harness.settings))
+    opener = opener or local_versions(partial(check_adapter_files, harness.settings))
     # SQLite has one writer, and who waits for it polls. On a disk whose fsync takes seconds, heartbeats without a pause
     # keep the API from writing for the 15 s after which it answers 503.
     timeouts = replace(TEST_TIMEOUTS, unreadable=0.2, heartbeat_interval=0.5)

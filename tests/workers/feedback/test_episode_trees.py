@@ -8,6 +8,7 @@ import pytest
 
 from app.chat.conversations import NOT_CONTINUED
 from app.models import BatchState, Episode, Sample, SampleState, Turn, TurnState
+from app.policies.locks import lock_policy
 from app.training import batch_samples
 from tests.support import episodes
 from tests.support.deployment import Harness
@@ -193,7 +194,8 @@ async def test_returned_sample_has_the_feedback_that_came_meanwhile(harness: Har
     await harness.vote(third.id, "up")
     assert await rewards(harness) == [1.0, 0.5, 1.0]
     async with harness.db.write() as session:
-        await batch_samples.break_up_batches(session, [batch.id], BatchState.REFUSED, "a test")
+        locked = await lock_policy(session, batch.policy_id)
+        await batch_samples.break_up_batches(locked, [batch.id], BatchState.REFUSED, "a test")
     assert await rewards(harness) == [1.25, 0.5, 1.0]
     assert second.conversation_id != third.conversation_id
 

@@ -9,6 +9,7 @@ import pytest
 from alignment.release.canary import CanaryConfig
 from app.core.database import now
 from app.core.settings import Settings
+from app.engines import inventory
 from app.models import (
     Audit,
     Deployment,
@@ -30,7 +31,6 @@ from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
 from tests.workers.release.test_publish import create_trained_version, export_values, flip
 from workers.reconcile import reconcile
-from workers.release import engine_inventory
 from workers.release.adapter_sync import sync_adapters
 from workers.release.evaluate import evaluate
 from workers.release.publish import check_canaries, publish
@@ -360,9 +360,7 @@ async def test_canary_is_not_promoted_without_a_ready_engine(harness: Harness, s
     await add_turns(harness, await harness.serving(), 80, 20)
     await add_turns(harness, version, 50, 0)
     async with harness.db.write() as session:
-        assert await engine_inventory.serving_adapter_names(session) == set(), (
-            "an engine may become ready without the canary"
-        )
+        assert await inventory.serving_adapter_names(session) == set(), "an engine may become ready without the canary"
         (await session.get_one(Engine, "engine-0")).state = EngineState.DOWN
     await check_canaries(harness.db, harness.settings)
     assert (await deployment(harness)).canary_version_id == version.id

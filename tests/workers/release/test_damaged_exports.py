@@ -17,13 +17,14 @@ from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import TrainerConfig
 from alignment.trainer.checkpoint import Export
 from app.deployments import service
-from app.models import Audit, Engine, Policy, Version, VersionState
+from app.models import Audit, Engine, Version, VersionState
+from app.policies.locks import lock_policy
 from app.policies.service import Attribution
 from tests.faults.suite.fake_trainer import FakeTrainer
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import DEMO_MODEL, REPOSITORY, InMemoryEngineRecord, engine_spec, wait_for_event
 from tests.support.scripted_engine import ScriptedEngine, serve
-from workers.base_model import check_version
+from workers.base_model import check_adapter_files
 from workers.engine.supervisor import Supervisor
 from workers.engine.version_files import VersionRef, local_versions
 from workers.release.adapter_sync import sync_adapters
@@ -162,8 +163,9 @@ async def test_version_damaged_since_it_went_live_is_not_loaded_on_another_engin
 ) -> None:
     version, path = await create_trained_version(harness)
     async with harness.db.write() as session:
-        policy, row = await session.get_one(Policy, version.policy_id), await session.get_one(Version, version.id)
-        await service.set_live(session, policy, row, Attribution("test", None))
+        locked = await lock_policy(session, version.policy_id)
+        row = await session.get_one(Version, version.id)
+        await service.set_live(locked, row, Attribution("test", None))
     damage_file(path, damage)
     await sync_adapters(harness.db, harness.settings)
     assert replica.received == []
@@ -187,7 +189,7 @@ async def test_damaged_versions_are_not_loaded_on_an_engine_that_starts(
             damage_file(export.path, damage)
 
     def check(path: Path, manifest_sha256: str) -> None:
-        check_version(harness.settings, path, manifest_sha256)
+        check_adapter_files(harness.settings, path, manifest_sha256)
 
     spec = replace(engine_spec(tmp_path, DEMO_MODEL), python=interpreter)
     supervisor = Supervisor(spec, record, local_versions(check), report=lines.append)

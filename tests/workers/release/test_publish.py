@@ -12,16 +12,17 @@ from safetensors.torch import load_file
 
 from alignment.artifacts.specs import ADAPTER
 from app.models import Audit, Engine, EngineState, LearningMode, Policy, Turn, Version, VersionState
+from app.policies.locks import lock_policy
 from app.training import kl_guard
 from tests.support.adapters import make_adapter
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine, logprob, serve
-from workers.reconcile import unload_unused_adapters
 from workers.release import adapter_sync
-from workers.release.adapter_sync import sync_adapters
+from workers.release.adapter_sync import sync_adapters, unload_unused_adapters
+from workers.release.delivery.adapters import verify_on_engines
+from workers.release.delivery.base import DeliveryResult
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
-from workers.release.verify_delivery import VerificationResult, verify_on_engines
 
 IDS = [[5, 6, 7, 8], [9, 10]]
 
@@ -267,12 +268,12 @@ async def test_rollback_during_evaluation_rejects_the_version(
         await publish(harness.db, harness.settings)
     else:
 
-        async def verify_meanwhile(*arguments: Any) -> VerificationResult:
+        async def verify_meanwhile(*arguments: Any) -> DeliveryResult:
             outcome = await verify_on_engines(*arguments)
             await set_head(harness, base)
             return outcome
 
-        monkeypatch.setattr("workers.release.evaluate.verify_on_engines", verify_meanwhile)
+        monkeypatch.setattr("workers.release.delivery.adapters.verify_on_engines", verify_meanwhile)
         await evaluate(harness.db, harness.settings, "test")
     assert (await harness.serving()).id == base.id
     rejected: Version = await harness.get(Version, version.id)
@@ -340,7 +341,7 @@ async def test_repeated_kl_alarms_halt_training_until_it_is_resumed(harness: Har
     tried = ", ".join(f"{harness.settings.trainer.update_kl_target / 2**number:.3g}" for number in range(3))
     assert f"3 alarms in a row: smaller updates did not help (KL targets {tried} per token)" in str(policy.mode_reason)
     async with harness.db.write() as session:
-        kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="sk-test", reason="looked at it")
+        kl_guard.resume(await lock_policy(session, policy.id), actor="sk-test", reason="looked at it")
     policy = await harness.policy()
     assert (policy.mode, policy.kl_alarms) == (LearningMode.ASYNCHRONOUS, 0)
     assert [row.actor for row in await harness.all(Audit) if row.action == "training.asynchronous"] == ["sk-test"]

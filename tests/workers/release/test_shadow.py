@@ -12,6 +12,7 @@ from alignment.release.canary import CanaryConfig
 from alignment.release.shadow import ShadowConfig
 from app.core.database import now
 from app.core.settings import Settings
+from app.engines import inventory
 from app.models import (
     Audit,
     Engine,
@@ -37,8 +38,8 @@ from tests.support.rollout_rows import HI, chat, read_rollouts, run_rollout_job,
 from tests.support.scripted_engine import ScriptedEngine
 from tests.workers.release.test_publish import create_trained_version
 from workers.curate import curate
-from workers.reconcile import reconcile, unload_unused_adapters
-from workers.release import engine_inventory
+from workers.reconcile import reconcile
+from workers.release.adapter_sync import unload_unused_adapters
 from workers.release.evaluate import evaluate
 from workers.release.publish import check_shadow_deployments, publish
 from workers.rollouts import chat_rollouts, rollout_queue, sampler
@@ -392,7 +393,7 @@ async def test_version_that_passed_shadow_does_not_repeat_it_after_an_engine_los
 ) -> None:
     version = await start_shadow(harness)
     async with harness.db.read() as session:
-        assert version.id in {one.id for one in await engine_inventory.wanted_versions(session, 0)}
+        assert version.id in {one.id for one in await inventory.wanted_versions(session, 0)}
     await unload_unused_adapters(harness.db, harness.settings)
     assert "shop-v1" in scripted.adapters
     assert (await harness.api.post("/v1/policies/shop/shadow/promote", json={})).status_code == 200
@@ -521,9 +522,5 @@ def test_a_shadow_reply_has_its_own_completion_id(tmp_path: Path) -> None:
     prompt = {"own_messages": [], "num_history_messages": 0}
     turn = Turn(id="chatcmpl-a", completion_id="chatcmpl-a", sampling={"seed": 5}, **prompt)
     [shadow_turn] = chat_rollouts.plan_shadow_reply(turn, Version(id="ver-1"))
-    assert shadow_turn["completion_id"] == shadow_turn["id"] != turn.id and shadow_turn["shadow_of_id"] == turn.id
-    assert (shadow_turn["version_id"], shadow_turn["choice_index"], shadow_turn["sampling"]) == (
-        "ver-1",
-        0,
-        {"seed": 5},
-    )
+    assert shadow_turn.completion_id == shadow_turn.id != turn.id and shadow_turn.shadow_of_id == turn.id
+    assert (shadow_turn.version_id, shadow_turn.choice_index, shadow_turn.sampling) == ("ver-1", 0, {"seed": 5})

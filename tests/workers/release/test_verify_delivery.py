@@ -13,7 +13,8 @@ from alignment.errors import DamagedAdapter
 from app.core.settings import DEMO_MODEL, Settings
 from app.models import Version
 from tests.support.adapters import make_adapter
-from workers.release.verify_delivery import NotDelivered, Timings, build_payload, require_delivered
+from workers.release.delivery.adapters import build_payload
+from workers.release.verify_delivery import NotDelivered, Timings, require_delivered
 
 
 @pytest.mark.parametrize("file", [ADAPTER, ADAPTER_CONFIG, MANIFEST])

@@ -13,15 +13,16 @@ from app.core import leases
 from app.core.settings import Settings
 from app.inference.transport import EngineUnavailable
 from app.models import Audit, Deployment, Engine, EngineState, Turn, TurnState, Version, VersionState
-from app.projects.service import bootstrap
 from tests.support.deployment import Harness
 from tests.support.engine_model import make_tiny_model
 from tests.support.full_weights import make_weights
 from tests.support.scripted_engine import ScriptedEngine, logprob
 from tests.support.settings import by_path
 from workers.engine.engine_record import DatabaseEngineRecord
+from workers.engine.version_files import WeightsRef
 from workers.reconcile import reconcile
 from workers.release import weight_swap
+from workers.release.delivery.full_weights import FullWeightsDelivery
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 
@@ -66,7 +67,7 @@ async def sync_weights(harness: Harness) -> None:
         while True:
             await evaluate(harness.db, harness.settings, "test")
             async with harness.db.read() as session:
-                if not await weight_swap.has_outdated_engine(session):
+                if not await FullWeightsDelivery().has_outdated_engine(session):
                     return
 
 
@@ -163,7 +164,7 @@ async def test_gates_without_prompts_run_before_the_swap(harness: Harness, scrip
 async def test_gate_that_cannot_run_restores_the_weights_and_rejects_the_version(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse_prompts(gates: Any, *kinds: Any) -> None:
+    async def refuse_prompts(gates: Any, client: Any, kinds: Any) -> None:
         if kinds == (PromptsGate,):
             raise EngineUnavailable("no reply to a prompt")
 
@@ -310,7 +311,7 @@ async def test_engine_is_held_by_one_swap_at_a_time(harness: Harness, scripted: 
     await create_trained_version(harness)
     await evaluate_and_publish(harness)
     await harness.api.post("/v1/policies/shop/rollback", json={})
-    await asyncio.gather(*(weight_swap.sync_weights(harness.db, harness.settings) for _ in range(3)))
+    await asyncio.gather(*(FullWeightsDelivery().sync(harness.db, harness.settings) for _ in range(3)))
     assert scripted.weight_events == ["pause retract", "shop-v1", "continue", "pause retract", "default", "continue"]
 
 
@@ -323,11 +324,7 @@ async def test_restarted_engine_is_ready_when_it_holds_the_serving_version(
     incarnation = await record.record_start()
     assert await engine_states(harness) == [(None, False)]
     [version_ref] = await record.read_wanted_versions()
-    assert (version_ref.name, version_ref.full_weights, str(version_ref.path)) == (
-        "shop-v1",
-        True,
-        version.adapter_path,
-    )
+    assert version_ref == WeightsRef("shop-v1", Path(version.adapter_path or ""), version.manifest_sha256 or "")
     assert not await record.try_mark_ready(incarnation, [], {"shop-v1": "it is damaged"})
     assert await record.try_mark_ready(incarnation, ["shop-v1"], {})
     assert await engine_states(harness) == [("shop-v1", False)]
@@ -374,19 +371,6 @@ async def test_audit_records_a_rejected_version(harness: Harness, scripted: Scri
     scripted.corrupted_updates.add("shop-v1")
     await evaluate_and_publish(harness)
     assert "version.rejected" in [row.action for row in await harness.all(Audit)]
-
-
-async def test_database_has_one_kind_of_adaptation(harness: Harness) -> None:
-    version = await create_trained_version(harness)
-    model = harness.settings.model
-    async with harness.db.write() as session:
-        assert await bootstrap(session, "shop", model, "full") is None
-        with pytest.raises(ValueError, match="shop-v1 is full weights, not an adapter"):
-            await bootstrap(session, "shop", model, "lora")
-        (await session.get_one(Version, version.id)).full_weights = False
-        await session.flush()
-        with pytest.raises(ValueError, match="shop-v1 is an adapter, not full weights"):
-            await bootstrap(session, "shop", model, "full")
 
 
 async def test_renewal_that_waited_for_the_end_of_a_swap_does_nothing(

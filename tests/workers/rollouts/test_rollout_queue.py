@@ -24,7 +24,8 @@ from tests.support.rollout_rows import (
 )
 from tests.support.scripted_engine import Reply, ScriptedEngine
 from workers.curate import curate
-from workers.reconcile import reconcile, unload_unused_adapters
+from workers.reconcile import reconcile
+from workers.release.adapter_sync import unload_unused_adapters
 from workers.rollouts import rollout_queue
 from workers.rollouts.sampler import sample_rollouts
 

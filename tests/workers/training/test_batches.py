@@ -19,6 +19,7 @@ from app.models import (
     Version,
     VersionState,
 )
+from app.policies.locks import lock_policy
 from app.projects.service import create_project
 from app.training import kl_guard
 from tests.support import episodes
@@ -207,7 +208,7 @@ async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harnes
     assert await assemble(harness.db, harness.settings) == 0, "no batch is assembled while training is halted"
 
     async with harness.db.write() as session:  # an operator has restored the directory
-        kl_guard.resume(session, await session.get_one(Policy, policy.id), actor="me", reason="restored")
+        kl_guard.resume(await lock_policy(session, policy.id), actor="me", reason="restored")
     await curate(harness.db, harness.settings)  # feedback that came meanwhile counts
     assert await assemble(harness.db, harness.settings) == 1
     again = await batches.claim(harness.db, "trainer-a", harness.settings)

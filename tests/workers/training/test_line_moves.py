@@ -23,7 +23,7 @@ from app.models import (
     Version,
     VersionState,
 )
-from app.policies.service import lock_policy
+from app.policies.locks import lock_policy
 from app.training import batch_samples, line_moves
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_version
@@ -110,13 +110,13 @@ async def create_lines(harness: Harness) -> None:
         await load_all(harness)
         await rate(harness, "-", versions[-2])
         async with harness.db.write() as session:
-            policy = await lock_policy(session, (await harness.policy()).id)
-            await service.set_live(session, policy, await session.get_one(Version, versions[-1].id), BY_TEST)
+            locked = await lock_policy(session, (await harness.policy()).id)
+            await service.set_live(locked, await session.get_one(Version, versions[-1].id), BY_TEST)
 
 
 async def act(session: AsyncSession, policy_id: str, name: str, number: int) -> None:
-    policy = await session.get_one(Policy, policy_id)
-    await (service.roll_back if name == "roll back" else service.deploy)(session, policy, number, BY_TEST)
+    locked = await lock_policy(session, policy_id)
+    await (service.roll_back if name == "roll back" else service.deploy)(locked, number, BY_TEST)
 
 
 async def expect(harness: Harness, acts: Sequence[Act]) -> State:
@@ -128,9 +128,9 @@ async def expect(harness: Harness, acts: Sequence[Act]) -> State:
             for name, number in acts:
                 await act(session, policy_id, name, number)
                 await session.flush()
-                policy = await lock_policy(session, policy_id)
+                locked = await lock_policy(session, policy_id)
                 while (step := await line_moves.plan_step(session, policy_id)) is not None:
-                    await line_moves.make_step(session, policy, step)
+                    await line_moves.make_step(locked, step)
             state = await read_state(session)
             raise Crash
     except Crash:
@@ -188,7 +188,7 @@ async def crash_in_step(harness: Harness) -> None:
     with pytest.raises(Crash):
         async with harness.db.write() as session:
             if step is not None:
-                await line_moves.make_step(session, await lock_policy(session, policy_id), step)
+                await line_moves.make_step(await lock_policy(session, policy_id), step)
             raise Crash
 
 

@@ -17,13 +17,14 @@ from alignment.errors import NonFiniteUpdate, NothingToCompare, NoVariance
 from alignment.types import Batch as TrainerBatch
 from app.core.database import Database
 from app.models import Audit, Batch, BatchState, LearningMode, Policy, Sample, SampleState, Version
+from app.policies.locks import lock_policy
 from app.policies.overrides import Own, set_own_values
 from app.training import batch_samples
 from tests.support.deployment import Harness
 from tests.support.frozen_batches import create_batch, create_project_with_policy
 from tests.support.updates import expire_leases
+from workers.base_model import check_weights_files
 from workers.context import WorkerContext
-from workers.release.verify_delivery import check_files
 from workers.training import batches
 from workers.training.commands import Update
 from workers.training.loop import TrainingLoop
@@ -198,7 +199,8 @@ async def test_update_of_a_batch_that_was_broken_up_is_discarded(
 
 async def break_up(db: Database, batch_id: str) -> None:
     async with db.write() as session:
-        await batch_samples.break_up_batches(session, [batch_id], BatchState.FAILED, "the head moved")
+        locked = await lock_policy(session, (await session.get_one(Batch, batch_id)).policy_id)
+        await batch_samples.break_up_batches(locked, [batch_id], BatchState.FAILED, "the head moved")
 
 
 def failing_update(
@@ -256,7 +258,7 @@ async def test_full_weights_are_trained_and_loadable(harness: Harness) -> None:
     versions = sorted(await harness.all(Version), key=lambda version: version.number)[1:]
     assert [version.full_weights for version in versions] == [True, True]
     for version in versions:
-        check_files(version, settings)
+        check_weights_files(settings, Path(version.adapter_path or ""), version.manifest_sha256 or "")
         assert version.adapter is None and version.weights == version.adapter_name
     state = json.loads((Path(versions[1].adapter_path or "") / "trainer" / "state.json").read_text())
     assert state["updates"] == 2

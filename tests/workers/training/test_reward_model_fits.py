@@ -15,7 +15,6 @@ from app.models import (
     Feedback,
     Judgement,
     JudgementState,
-    Policy,
     Rater,
     RaterStanding,
     Reward,
@@ -25,6 +24,7 @@ from app.models import (
     Turn,
     new_id,
 )
+from app.policies.locks import lock_policy
 from app.training import human_labels, reward_models
 from tests.support.deployment import Harness
 from tests.support.human_feedback import add_rating, create_rated_turns, create_reward_model, settings_with_reward_model
@@ -267,10 +267,10 @@ async def test_model_disabled_by_an_operator_stays_disabled(harness: Harness) ->
     await create_reward_model(harness)
     await create_rated_turns(harness, 10)
     async with harness.db.write() as session:
-        policy = await session.merge(await harness.policy())
-        open_fit = await reward_models.create_fit(session, policy, actor="reconcile", reason=None)
+        locked = await lock_policy(session, (await harness.policy()).id)
+        open_fit = await reward_models.create_fit(locked, actor="reconcile", reason=None)
         [row] = await session.scalars(select(RewardModel).where(RewardModel.state == "serving"))
-        await reward_models.disable(session, policy, row, actor="key-1", reason="odd")
+        await reward_models.disable(locked, row, actor="key-1", reason="odd")
     claimed = await reward_model_fits.claim(harness.db, "me", settings)
     assert claimed is not None and claimed.row.id == open_fit.id
     assert await reward_model_fits.commit(harness.db, claimed, FITTED) == "trained"
@@ -319,8 +319,8 @@ async def test_the_model_of_the_fit_before_predicts_the_votes_that_came_since(ha
     await reward_model_fits.refuse(harness.db, claimed, "no order", FITTED)
     later = await create_rated_turns(harness, 20, seed=1)
     async with harness.db.write() as session:
-        policy = await session.get_one(Policy, (await harness.policy()).id)
-        await reward_models.create_fit(session, policy, actor="test", reason=None)
+        locked = await lock_policy(session, (await harness.policy()).id)
+        await reward_models.create_fit(locked, actor="test", reason=None)
     claimed = await reward_model_fits.claim(harness.db, "me", settings)
     assert claimed is not None and claimed.previous is not None
     assert claimed.previous.seen == {turn.id for turn in first}

@@ -3,8 +3,8 @@
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.engines import load_errors
 from app.models import ANSWERING, ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, Pin, Policy, Version
-from app.policies import load_errors
 
 
 async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
@@ -36,7 +36,7 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
     rows = await session.scalars(
         select(Version)
         .join(Policy, Policy.id == Version.policy_id)
-        .where(Version.id.in_(ids - {None}), Version.adapter_name.is_not(None), ~Version.full_weights)
+        .where(Version.id.in_(ids - {None}), Version.adapter.is_not(None))
         .where(Policy.state.in_(ANSWERING))
         .order_by(Version.number, Version.id)
     )
@@ -53,7 +53,7 @@ async def serving_adapter_names(session: AsyncSession) -> set[str]:
         select(Version.adapter_name)
         .join(Deployment, Deployment.version_id == Version.id)
         .join(Policy, Policy.id == Version.policy_id)
-        .where(Version.adapter_name.is_not(None), ~Version.full_weights, Policy.state.in_(ANSWERING))
+        .where(Version.adapter.is_not(None), Policy.state.in_(ANSWERING))
     )
     return {name for name in rows if name is not None}
 
