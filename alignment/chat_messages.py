@@ -19,6 +19,16 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
+def openai_tool_call(tool_call: ToolCall) -> ToolCall:
+    """Return a tool call without what engines add to it, such as an index in whole replies."""
+    function = tool_call["function"]
+    return {
+        "id": tool_call["id"],
+        "type": "function",
+        "function": {"name": function["name"], "arguments": function["arguments"]},
+    }
+
+
 class AssistantMessage(TypedDict):
     """A reply. `content` is None beside tool calls if there is no text."""
 

@@ -35,7 +35,13 @@ def describe_unknown(name: str, known: Collection[str], noun: str) -> str:
              'grpo'? Known are dpo, grpo"
     """
     near, listed = nearest_name(name, known), ", ".join(known)
-    hint = f"did you mean {near!r}? Known are {listed}" if near else f"known are {listed}"
+    hint = (
+        f"did you mean {near!r}? Known are {listed}"
+        if near
+        else f"known are {listed}"
+        if known
+        else "none is installed"
+    )
     return f"there is no {noun} {name!r}; {hint}"
 
 

@@ -10,6 +10,7 @@ from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Agent, Message, Reason
 from alignment.environments.service_http import ServiceHttp
 from alignment.environments.tools.base import JsonObject, ToolSchema
+from alignment.environments.tools.tool_calls import AssistantMessage
 
 STATE_HEADER = "x-attune-state-key"
 REPLY_SECONDS = 600.0
@@ -55,11 +56,8 @@ class Reply:
 
     def called_tools(self) -> list[str]:
         """Return the names of the tools that it calls."""
-        calls = self.message.get("tool_calls")
-        if not isinstance(calls, list):
-            return []
-        functions = [call.get("function") for call in calls if isinstance(call, dict)]
-        return [str(function.get("name")) for function in functions if isinstance(function, dict)]
+        calls = AssistantMessage.model_validate(self.message).tool_calls or ()
+        return [call.function.name for call in calls]
 
 
 class AgentChat:

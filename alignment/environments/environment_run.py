@@ -8,6 +8,7 @@ where the first one was ended.
 import asyncio
 import hashlib
 import logging
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,10 +37,9 @@ MAX_TRIES = 2  # of a planned attempt, beside those that were interrupted
 GROUP_IS_FULL = "episode_group_full"  # it has twice its size, interrupted attempts included
 ENDED_BY_TIME = frozenset({"deadline", "idle_timeout"})
 ENDED_BY_SERVICE = ENDED_BY_TIME | {"max_turns", "max_tokens"}
+REFUSAL = re.compile("|".join((r"\b409\b", *filter(None, LIMIT_BY_CODE))))  # in an error of a client of OpenAI's API
 HANG_SECONDS = 300.0  # beyond the deadline: an environment that has not ended by then hangs
 OTHER_BODY = "idempotency_key_reused"  # the same attempt was begun with another request
-OTHER_END = "episode_ended"  # another end has been reported
-LOST_REASONS: tuple[Reason, ...] = ("abandoned", "infrastructure")
 END_SECONDS = 10.0  # to report what an interrupted run leaves
 
 
@@ -156,19 +156,13 @@ class EnvironmentRun:
         """Return why an attempt of an earlier run is lost, or None if it is not.
 
         The service ends what a killed run has left at its deadline. Nobody has reported that end, and so it is lost: it
-        is reported now, which the service refuses if another end has been reported.
+        is reported now.
         """
-        if created.outcome is not None or created.end_reason not in ENDED_BY_SERVICE:
-            return cast("Reason", created.end_reason) if created.end_reason in LOST else None
-        for reason in LOST_REASONS:
-            try:
-                await self._service.end(created.id, Outcome(None, reason=reason))
-            except ServiceRefusal as refusal:
-                if refusal.code != OTHER_END:
-                    raise
-            else:
-                return reason
-        return None
+        if created.reported_reason is None and created.end_reason in ENDED_BY_SERVICE:
+            await self._abandon(created)
+            return "abandoned"
+        reason = created.reported_reason or created.end_reason
+        return cast("Reason", reason) if reason in LOST else None
 
     def _new_episode(self, task: Task) -> NewEpisode:
         plan = self._plan
@@ -254,8 +248,7 @@ async def _run_in_time(environment: Environment, task: Task, agent: Agent) -> Ou
 
 def _states_refusal(error: Exception) -> bool:
     """Return whether the error, or one that it came from, says that the service has refused a chat of an episode."""
-    texts = [str(one) for one in with_causes(error)]
-    return any(sign in text for text in texts for sign in ("409", *filter(None, LIMIT_BY_CODE)))
+    return any(REFUSAL.search(str(one)) for one in with_causes(error))
 
 
 def _reason_of(record: EpisodeRecord) -> Reason:

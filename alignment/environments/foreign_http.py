@@ -14,31 +14,17 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
 
 from alignment.environments.episode_loop import LoopEnvironment, limit_reward
-from alignment.environments.errors import InfrastructureFailure
+from alignment.environments.errors import InfrastructureFailure, ToolError
 from alignment.environments.host_process import HostConfig
 from alignment.environments.http_client import ANSWER_SECONDS, Answer, open_client, post_json
 from alignment.environments.protocols import Environment, Message, Observation, Step, Steps, Task
 from alignment.environments.tools.base import JsonObject, ToolSchema
+from alignment.environments.tools.tool_calls import AssistantMessage, ToolCall, read_arguments
 from alignment.environments.worlds import LOWEST_REWARD, StepsWorld
 from alignment.errors import UnavailableEnvironment
 
 NOUN = "the environment's server"
 ROW: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
-
-
-class FunctionCall(BaseModel):
-    name: str
-    arguments: str
-
-
-class ToolCall(BaseModel):
-    id: str
-    function: FunctionCall
-
-
-class AssistantMessage(BaseModel):
-    content: str | None = None
-    tool_calls: list[ToolCall] = []
 
 
 class FunctionTool(BaseModel):
@@ -111,11 +97,12 @@ class ResourcesSession(Steps):
         return Observation(params.messages(), cast("list[ToolSchema]", tools))
 
     async def step(self, reply: Message) -> Step:
-        message = AssistantMessage.model_validate(reply)
-        if message.content or not message.tool_calls:
-            self._output.append(_output_message(message.content or ""))
-        if message.tool_calls:
-            return Step([await self._call(call) for call in message.tool_calls])
+        text = str(reply.get("content") or "")
+        calls = AssistantMessage.model_validate(reply).tool_calls or ()
+        if text or not calls:
+            self._output.append(_output_message(text))
+        if calls:
+            return Step([await self._execute(call) for call in calls])
         answer = await self._post("/verify", self._row | {"response": self._response()})
         try:
             verdict = Verdict.model_validate_json(answer.text)
@@ -129,27 +116,26 @@ class ResourcesSession(Steps):
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _call(self, call: ToolCall) -> Message:
+    async def _execute(self, call: ToolCall) -> Message:
         """Return a tool's answer. A refusal of the server is one, too: the call may be wrong."""
-        result = await self._result(call.function)
+        result = await self._result(call)
         item: JsonObject = {"type": "function_call", "call_id": call.id, "id": call.id, "status": "completed"}
         self._output.append(item | {"name": call.function.name, "arguments": call.function.arguments})
         self._output.append({"type": "function_call_output", "call_id": call.id, "output": result})
         return {"role": "tool", "tool_call_id": call.id, "content": result}
 
-    async def _result(self, function: FunctionCall) -> str:
+    async def _result(self, call: ToolCall) -> str:
         params = CreateParams.model_validate(self._row["responses_create_params"])
-        if function.name not in {tool.name for tool in params.tools}:
-            return f"Error: there is no tool {function.name!r}"
+        name = call.function.name
+        if name not in {tool.name for tool in params.tools}:
+            return f"Error: there is no tool {name!r}"
         try:
-            arguments = ROW.validate_json(function.arguments)
-        except ValidationError:
-            return "Error: the arguments are no JSON object"
-        answer = await post_json(
-            self._client, f"{self._url}/{function.name}", arguments, noun=NOUN, seconds=self._seconds
-        )
+            arguments = read_arguments(call)
+        except ToolError as error:
+            return f"Error: {error}"
+        answer = await post_json(self._client, f"{self._url}/{name}", arguments, noun=NOUN, seconds=self._seconds)
         if answer.status >= 500:
-            raise InfrastructureFailure(f"{NOUN} has answered a call of {function.name} with {answer.status}")
+            raise InfrastructureFailure(f"{NOUN} has answered a call of {name} with {answer.status}")
         return answer.text
 
     async def _post(self, path: str, body: JsonValue) -> Answer:

@@ -246,7 +246,7 @@ class HostProcess:
             with self._lock:
                 future = self._calls.pop(answer.id, None)
             if future is None:
-                return f"has answered a call that it had not: {answer.id}"
+                return f"has answered a call that was not made: {answer.id}"
             if answer.error is None:
                 future.set_result(answer.result)
             else:

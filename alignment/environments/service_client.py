@@ -24,6 +24,7 @@ class EpisodeRecord(BaseModel):
     id: str
     state: str
     end_reason: str | None
+    reported_reason: str | None
     outcome: float | None
     num_turns: int
     num_tokens: int

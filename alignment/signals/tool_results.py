@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from alignment.json_values import JsonValue
+from pydantic import JsonValue
 
 MAX_CHARS = 20_000  # of a text, from its beginning and from its end
 MAX_DEPTH = 8

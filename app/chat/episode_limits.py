@@ -4,6 +4,7 @@ The limits on time are checked here before a chat, and by the reconciler for epi
 tokens bite at the next chat only: an agent that has finished within them reports its outcome as usual.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from app.chat.new_turn import NewTurn
 from app.core.database import Database, now
 from app.core.errors import AttuneError, Conflict, NotFound
 from app.core.jobs import enqueue_after_commit
+from app.core.rows import AnyRow
 from app.models import REPORTED_REASONS, EndReason, Episode, EpisodeSampling, EpisodeState, Turn, TurnState, VersionRule
 
 LIMITS: dict[str, str] = {
@@ -27,6 +29,8 @@ LIMITS: dict[str, str] = {
 MAX_ENDED = 1000  # episodes in one transaction
 OF_EPISODE = Turn.episode_id == Episode.id
 NUM_TURNS = select(func.coalesce(func.max(Turn.episode_step), 0)).where(OF_EPISODE).scalar_subquery()
+IS_COUNTED = Turn.state != TurnState.FAILED  # the engine's failure uses no turn up
+NUM_COUNTED = select(func.count(Turn.episode_step.distinct())).where(OF_EPISODE, IS_COUNTED).scalar_subquery()
 NUM_TOKENS = select(func.coalesce(func.sum(Turn.num_output_tokens), 0)).where(OF_EPISODE).scalar_subquery()
 
 
@@ -39,7 +43,8 @@ def _is_idle() -> ColumnElement[bool]:
 
 IS_EXPIRED = ((Episode.deadline_at <= now(), EndReason.DEADLINE), (_is_idle(), EndReason.IDLE_TIMEOUT))
 IS_USED_UP = (
-    (Episode.max_turns <= NUM_TURNS, EndReason.MAX_TURNS),
+    # The turns are counted only where there are so many requests: that is one look into an index.
+    (and_(Episode.max_turns <= NUM_TURNS, Episode.max_turns <= NUM_COUNTED), EndReason.MAX_TURNS),
     (Episode.max_tokens <= NUM_TOKENS, EndReason.MAX_TOKENS),
 )
 REACHED = case(*[(condition, reason.value) for condition, reason in (*IS_EXPIRED, *IS_USED_UP)], else_=null())
@@ -103,6 +108,9 @@ SELECT_LAST_STEPS = (
     select(Turn.episode_id, func.max(Turn.episode_step))
     .where(Turn.episode_id.in_(EPISODE_IDS))
     .group_by(Turn.episode_id)
+)
+SELECT_NUM_COUNTED = select(func.count(Turn.episode_step.distinct())).where(
+    Turn.episode_id == bindparam("episode_id"), IS_COUNTED
 )
 
 
@@ -191,6 +199,7 @@ def admit_turns(connection: Connection, completions: Sequence[Sequence[NewTurn]]
     values = {"episode_ids": list(ids)}
     episodes = {row.id: row for row in connection.execute(LOCK_EPISODES, values)}
     steps = {row[0]: row[1] or 0 for row in connection.execute(SELECT_LAST_STEPS, values)}
+    num_admitted: Counter[str] = Counter()
     admissions: list[int | AttuneError | None] = []
     for turns in completions:
         id = turns[0].episode_id
@@ -203,13 +212,22 @@ def admit_turns(connection: Connection, completions: Sequence[Sequence[NewTurn]]
             admissions.append(NotFound(f"There is no episode '{id}'."))
         elif episode.state != EpisodeState.OPEN:
             admissions.append(episode_ended(id, episode.end_reason, episode.reported_reason))
-        elif episode.max_turns is not None and step > episode.max_turns:
+        elif _is_used_up(connection, episode, step, num_admitted[id]):
             end_at_limit(connection, [id], EndReason.MAX_TURNS)
             admissions.append(episode_ended(id, EndReason.MAX_TURNS))
         else:
             steps[id] = step
+            num_admitted[id] += 1
             admissions.append(step)
             if episode.start_version_id is None and step == 1:
                 start = update(Episode).where(Episode.id == id)
                 connection.execute(start.values(start_version_id=turns[0].version_id))
     return admissions
+
+
+def _is_used_up(connection: Connection, episode: AnyRow, step: int, num_admitted: int) -> bool:
+    """Return whether an episode takes no turn with this number. `num_admitted`: turns that are not yet recorded."""
+    if episode.max_turns is None or step <= episode.max_turns:
+        return False
+    num_counted = connection.scalar(SELECT_NUM_COUNTED, {"episode_id": episode.id}) or 0
+    return bool(num_counted + num_admitted >= episode.max_turns)

@@ -198,7 +198,7 @@ class _Progress:
 
 def render(summary: RunSummary) -> Iterator[str]:
     """Yield the summary in sentences."""
-    state = "complete" if summary.is_complete else "not complete; run it again with the same --run to go on"
+    state = "complete" if summary.is_complete else f"not complete; go on with --run {summary.run}"
     yield f"run {summary.run}: {summary.num_attempts} attempts in {summary.seconds:.1f} s, {state}"
     if summary.mean_reward is not None:
         yield f"mean reward {summary.mean_reward:.3f}, deviation {summary.reward_deviation or 0.0:.3f}"

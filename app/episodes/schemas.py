@@ -106,6 +106,9 @@ class EpisodeView(BaseModel):
         description="completed, failed, abandoned or infrastructure, as reported; idle_timeout, deadline, max_turns or "
         "max_tokens"
     )
+    reported_reason: str | None = Field(
+        description="what its end was reported as, also where a limit had ended it before; null: not reported"
+    )
     outcome: float | None
     start_version: str | None = Field(description="the version of its first chat; later ones may have newer versions")
     num_turns: int = Field(description="its chat requests")

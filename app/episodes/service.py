@@ -308,6 +308,7 @@ def _view(row: AnyRow) -> EpisodeView:
                 "trace_id",
                 "state",
                 "end_reason",
+                "reported_reason",
                 "outcome",
                 "created_at",
                 "deadline_at",

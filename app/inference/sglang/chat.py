@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NotRequired, TypedDict
 
-from alignment.chat_messages import ToolCall
+from alignment.chat_messages import openai_tool_call
 from app.inference.capture import Capture, WeightSpan, build_capture, to_logprob
 from app.inference.chat_format import Choice, Usage
 from app.inference.request import ChatCall, engine_messages
@@ -76,7 +76,7 @@ def capture_choice(call: ChatCall, choice: SGLangChoice) -> Capture:
         output_ids=choice["response_token_ids"] or [],
         logprobs=[to_logprob(logprob) for logprob, _, _ in meta["output_token_logprobs"]],
         text=message["content"] or "",
-        tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
+        tool_calls=[openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
         finish_reason=choice["finish_reason"],
         weight_versions=[
             {"version": span["version"], "start": span["start"], "end": span["end"]}
@@ -87,16 +87,6 @@ def capture_choice(call: ChatCall, choice: SGLangChoice) -> Capture:
     if len(received.output_ids) == len(scored_ids) and received.output_ids != scored_ids:
         received = replace(received, exclusion_reason="the engine's log-probs belong to other tokens")
     return build_capture(call, received)
-
-
-def _to_openai_tool_call(tool_call: ToolCall) -> ToolCall:
-    """Return a tool call without the index that SGLang adds to whole replies."""
-    function = tool_call["function"]
-    return {
-        "id": tool_call["id"],
-        "type": "function",
-        "function": {"name": function["name"], "arguments": function["arguments"]},
-    }
 
 
 class SGLangStreamState(StreamState):

@@ -3,7 +3,7 @@
 import hashlib
 from typing import NotRequired, TypedDict
 
-from alignment.chat_messages import ToolCall
+from alignment.chat_messages import openai_tool_call
 from app.inference.capture import Capture, build_capture, to_logprob
 from app.inference.chat_format import Choice, Usage
 from app.inference.request import ChatCall, engine_messages
@@ -74,7 +74,7 @@ def capture_response(call: ChatCall, response: VLLMCompletion) -> Capture:
         output_ids=choice["token_ids"] or [],
         logprobs=[to_logprob(token["logprob"]) for token in (logprobs["content"] if logprobs else ())],
         text=message["content"] or "",
-        tool_calls=[_to_openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
+        tool_calls=[openai_tool_call(tool_call) for tool_call in message.get("tool_calls") or ()],
         finish_reason=_finish_reason(
             choice["finish_reason"], choice.get("stop_reason"), has_calls=bool(message.get("tool_calls"))
         ),
@@ -87,15 +87,6 @@ def _finish_reason(finish_reason: str | None, stop_reason: str | int | None, *, 
     """Return "tool_calls" for a reply that ended with a call. vLLM says "stop" where the request named the tool."""
     ended_itself = finish_reason == "stop" and stop_reason is None
     return "tool_calls" if ended_itself and has_calls else finish_reason
-
-
-def _to_openai_tool_call(tool_call: ToolCall) -> ToolCall:
-    function = tool_call["function"]
-    return {
-        "id": tool_call["id"],
-        "type": "function",
-        "function": {"name": function["name"], "arguments": function["arguments"]},
-    }
 
 
 class VLLMStreamState(StreamState):

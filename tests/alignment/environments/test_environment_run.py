@@ -133,7 +133,11 @@ async def test_limit_that_the_environment_does_not_know(harness: Harness, live_u
     assert summary.ends == {"max_turns": 1} and list(summary.errors.values()) == [1]
 
 
-@pytest.mark.parametrize("error", [InfrastructureFailure("the process has died"), KeyError("board"), None])
+@pytest.mark.parametrize(
+    "error",
+    [InfrastructureFailure("the process has died"), KeyError("board"), IndexError("row 4096 of 1409"), None],
+    ids=repr,
+)
 async def test_failure_after_the_deadline_is_no_outcome(
     harness: Harness, live_url: str, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:

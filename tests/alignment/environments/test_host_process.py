@@ -137,7 +137,7 @@ WIRE = "import gc; wire = next(o for o in gc.get_objects() if type(o).__name__ =
         ("print('https://u:p@host/a?key=secret'); os._exit(1)", r"it has printed: https://host/a\?…$"),
         (f"{WIRE} wire._send(b'no JSON\\n')", "has sent what is no answer: b'no JSON"),
         (f"{WIRE} wire._send(b'[1]\\n')", "has sent what is no answer"),
-        (f"{WIRE} wire._send(b'{{\"id\": 77}}\\n')", "has answered a call that it had not: 77"),
+        (f"{WIRE} wire._send(b'{{\"id\": 77}}\\n')", "has answered a call that was not made: 77"),
         (f"{WIRE} wire._send(b'x' * 2_000_000)", "has sent a line of more than 1048576 bytes"),
         (f"{WIRE} wire._answers.write(b'half a li'); wire._answers.flush(); os._exit(2)", "exit status 2"),
     ],

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
-from alignment.json_values import JsonValue
 from alignment.signals.tool_results import outcome
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("tool_results.jsonl").read_text().splitlines()]

@@ -101,6 +101,20 @@ async def test_concurrent_chats_do_not_exceed_the_limit_on_turns(harness: Harnes
     assert await ends(harness) == [("ended", "max_turns")]
 
 
+async def test_chats_that_an_engine_has_failed_use_no_turn_up(harness: Harness, scripted: ScriptedEngine) -> None:
+    """Else an agent whose client repeats a chat would end at a limit that it has not reached."""
+    episode = await episodes.create(harness, limits={"max_turns": 2})
+    scripted.refuse_status = 503
+    for _ in range(3):
+        assert (await episodes.chat(harness, episode)).status_code == 503
+    scripted.refuse_status = None
+    answers = [await episodes.chat(harness, episode) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 409]
+    assert refusal(answers[2]) == (409, "episode_max_turns")
+    answered = [turn.episode_step for turn in await harness.all(Turn) if turn.state == TurnState.DONE]
+    assert len(answered) == 2 and await ends(harness) == [("ended", "max_turns")]
+
+
 async def test_chat_that_was_planned_before_the_end_is_refused(
     harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
