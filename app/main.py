@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.chat.endpoints import router as chat
 from app.chat.model_endpoints import router as models
+from app.chat.prompts import PromptService
 from app.chat.service import ChatService
 from app.chat.turn_writer import TurnWriter
 from app.console import application as console
@@ -212,6 +213,7 @@ def create_app(settings: Settings) -> Api:
         writer = put(TurnWriter(db, app.services.get(Telemetry)))
         engines = put(EnginePool(put(load_engine_keys(settings)), read_timeout=settings.server.chat_timeout_seconds))
         put(ChatService(db, router, writer, engines, settings))
+        put(PromptService(router, engines, settings))
         put(ApiKeyCache(settings.server.key_cache_seconds))
         put(RateLimiter(settings.limits.url, settings.limits.requests_per_minute, settings.limits.max_concurrency))
         put(FeedbackWriter(db, FeedbackLimits.from_settings(settings)))

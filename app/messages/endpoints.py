@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from app.chat import prompts
+from app.chat.prompts import PromptService
 from app.chat.request_origin import RequestOrigin, disconnect_of
 from app.chat.schemas import ChatRequest, parse_chat_request
 from app.chat.service import ChatService
@@ -96,13 +96,12 @@ async def count_tokens(
     """Count the tokens of a prompt, its tools included. Nothing is generated or recorded."""
     with rename_parameters():
         chat_request = await to_chat_request(request, caller, body)
-        count = await prompts.count_prompt_tokens(services_of(request), caller, chat_request)
+        count = await services_of(request).get(PromptService).count_tokens(caller, chat_request)
     return json_response({"input_tokens": count}, headers={"request-id": request.state.request_id})
 
 
 async def to_chat_request(request: Request, caller: Caller, body: CountRequest) -> ChatRequest:
     """Return the equivalent chat request. The engine is asked where the chat template's rules matter."""
-    takes_late_system = not has_late_system(body.messages) or await prompts.takes_late_system(
-        services_of(request), caller, body.model
-    )
+    prompts = services_of(request).get(PromptService)
+    takes_late_system = not has_late_system(body.messages) or await prompts.takes_late_system(caller, body.model)
     return parse_chat_request(to_chat_body(body, takes_late_system=takes_late_system))
