@@ -70,6 +70,7 @@ class NewEpisode:
             "policy": self.policy,
             "task": self.task,
             "sampling": "policy",  # agents that send temperature 0 would leave nothing to learn from
+            "service_tier": "flex",  # chats of people come first
             "version": self.version,
             "limits": {name: value for name, value in limits.items() if value is not None},
             "metadata": dict(self.metadata),

@@ -65,6 +65,7 @@ class OpenEpisode:
     own_version_id: str | None = None
     max_staleness: int | None = None
     is_pinned: bool = False
+    service_tier: str | None = None  # a ServiceTier; None: as each request asks
 
 
 ATTEMPT = aliased(Episode)
@@ -90,6 +91,7 @@ STATE_COLUMNS = (
     ).label("own_version_id"),
     case((Episode.version_rule == VersionRule.LEASH, Episode.max_staleness)).label("max_staleness"),
     case((Episode.start_version_id.is_not(None), Episode.version_rule)).label("version_rule"),
+    Episode.service_tier,
 )
 
 # Built once, as every chat of an episode executes them.
@@ -147,7 +149,8 @@ async def _admit(db: Database, row: Any) -> OpenEpisode:
     elif row.state == EpisodeState.OPEN:
         sampling = EpisodeSampling(row.sampling or EpisodeSampling.REQUEST)
         is_pinned = row.version_rule == VersionRule.PIN
-        return OpenEpisode(row.id, row.policy_id, sampling, row.own_version_id, row.max_staleness, is_pinned)
+        version = (row.own_version_id, row.max_staleness, is_pinned)
+        return OpenEpisode(row.id, row.policy_id, sampling, *version, row.service_tier)
     raise episode_ended(row.id, row.end_reason or row.reached, row.reported_reason)
 
 

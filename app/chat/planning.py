@@ -27,8 +27,8 @@ from app.engines.adaptation import adaptation_of
 from app.inference.engine import EngineClient
 from app.inference.output_length import limit_to_room
 from app.inference.pool import EnginePool
-from app.inference.request import ChatCall, Sampling
-from app.models import EpisodeSampling, Origin, new_id, to_completion_id
+from app.inference.request import BELOW_CHATS, ChatCall, Sampling
+from app.models import EpisodeSampling, Origin, ServiceTier, new_id, to_completion_id
 from app.projects.auth import Caller
 
 
@@ -55,6 +55,7 @@ class Plan:
     length_range: tuple[int, int] | None = None
     history: History | None = None
     override: Override = NO_OVERRIDE
+    service_tier: ServiceTier | None = None  # None: nobody has asked for one
 
     @property
     def id(self) -> str:
@@ -119,7 +120,9 @@ class ChatPlanner:
         background = await self._load_background(caller, context, messages)
         route = await self._select_route(caller, named_route, context, background)
         engine, spare_engine = self._choose_engines(route.engines, conversation_hash(messages))
+        tier = _service_tier(request, episode)
         call = self._prepare_call(origin.request_id, request, messages, sampling, details, route.model)
+        call = replace(call, priority=BELOW_CHATS if tier == ServiceTier.FLEX else None)
         call, prefix_reuse = await _reuse_parent(engine.client, call, background.parent, route.model.policy_id)
         if request.max_output_tokens is None or details.clamps_max_tokens:
             call = await limit_to_room(engine.client, call)
@@ -143,7 +146,7 @@ class ChatPlanner:
             history_id=beginning.history_id,
             num_history_messages=beginning.num_messages,
             sampling=call.sampling.body(),
-            request_params=_recorded_params(context, details, override),
+            request_params=_recorded_params(context, details, override, tier),
             conversation_id=joined_id,
             parent_id=background.parent.id if background.parent else None,
             episode_id=episode.episode_id if episode else None,
@@ -170,6 +173,7 @@ class ChatPlanner:
             length_range=self._settings.observability.length_range if context.task is None else None,
             history=history,
             override=override,
+            service_tier=tier,
         )
 
     async def _resolve(self, caller: Caller, model: str, tag: EpisodeTag) -> tuple[Route, OpenEpisode | None]:
@@ -285,11 +289,23 @@ async def _reuse_parent(
     return replace(call, prompt_ids=prompt_ids), outcome
 
 
-def _recorded_params(context: RequestContext, details: WireDetails, override: Override) -> dict[str, object]:
+def _service_tier(request: ChatRequest, episode: OpenEpisode | None) -> ServiceTier | None:
+    """Return the tier that a request is served with: its episode's, or its own. Unknown ones are the default."""
+    tier = (episode.service_tier if episode else None) or request.service_tier
+    if tier is None:
+        return None
+    return ServiceTier.FLEX if tier == ServiceTier.FLEX else ServiceTier.DEFAULT
+
+
+def _recorded_params(
+    context: RequestContext, details: WireDetails, override: Override, tier: ServiceTier | None
+) -> dict[str, object]:
     """Return the parameters beside messages and sampling that the turn records."""
     params = {**context.request.recorded_params(), **details.recorded_params, **override.recorded_params}
     if context.task is not None:
         params[tasks.TASK_KEY] = context.task
+    if tier == ServiceTier.FLEX:
+        params["service_tier"] = tier
     return params
 
 

@@ -26,7 +26,6 @@ UNSUPPORTED_UNLESS: dict[str, tuple[object, ...]] = {
 }
 # Parameters that are accepted and ignored.
 IGNORED_HINTS = (
-    "service_tier",
     "verbosity",
     "reasoning_effort",
     "prompt_cache_key",
@@ -223,6 +222,9 @@ class ChatRequest(StrictModel):
     user: str | None = Field(None, max_length=MAX_USER)
     safety_identifier: str | None = Field(None, max_length=MAX_USER)
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=MAX_METADATA)
+    service_tier: str | None = Field(
+        None, max_length=64, description="`flex`: engines serve it behind others; any other tier is `default`"
+    )
 
     @field_validator("stop")
     @classmethod
@@ -325,6 +327,7 @@ class CompletionView(BaseModel):
     created: int
     model: str
     system_fingerprint: str | None = None
+    service_tier: Literal["default", "flex"] | None = Field(None, description="absent if none was asked for")
     choices: list[Choice]
     usage: Usage
 

@@ -33,7 +33,7 @@ from app.inference.engine import Completion
 from app.inference.pool import EnginePool
 from app.inference.request import ChatCall, Sampling
 from app.inference.transport import EngineRefused, EngineTimeout, EngineUnavailable
-from app.models import ENGINE_REFUSED, TurnState
+from app.models import ENGINE_REFUSED, ServiceTier, TurnState
 from app.projects.auth import Caller
 
 log = logging.getLogger("attune.chat")
@@ -56,6 +56,7 @@ class Reply(Generic[T]):
     content: T
     headers: dict[str, str]
     sampling: Sampling  # what it is sampled with
+    service_tier: ServiceTier | None  # what it is served with; None: nobody has asked for one
 
 
 class ChatService:
@@ -131,7 +132,7 @@ class ChatService:
             error.headers |= plan.headers
             raise error
         completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
-        return Reply(_completion_body(plan, completions), plan.headers, plan.calls[0].sampling)
+        return Reply(_completion_body(plan, completions), plan.headers, plan.calls[0].sampling, plan.service_tier)
 
     async def _wait_for_outcomes(
         self, plan: Plan, fanout: UnaryFanout, disconnected: Disconnected
@@ -173,7 +174,7 @@ class ChatService:
                 fanout.start()
         chunks = self._chunks(plan, fanout)
         await anext(chunks)  # enters the generator, so that closing it runs its clean-up
-        return Reply(chunks, plan.headers, plan.calls[0].sampling)
+        return Reply(chunks, plan.headers, plan.calls[0].sampling, plan.service_tier)
 
     async def _start(
         self,
@@ -209,6 +210,7 @@ class ChatService:
             "model": plan.label,
             "created": plan.created,
             "system_fingerprint": plan.system_fingerprint,
+            **_tier_field(plan),
         }
         cause: BaseException | None = None
         try:
@@ -328,6 +330,11 @@ def _completion_body(plan: Plan, completions: Sequence[Completion]) -> dict[str,
         "created": plan.created,
         "model": plan.label,
         "system_fingerprint": plan.system_fingerprint,
+        **_tier_field(plan),
         "choices": choices,
         "usage": sum_usage([completion.usage for completion in completions]),
     }
+
+
+def _tier_field(plan: Plan) -> dict[str, str]:
+    return {} if plan.service_tier is None else {"service_tier": plan.service_tier}

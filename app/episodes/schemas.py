@@ -71,6 +71,11 @@ class EpisodeRequest(StrictModel):
         "that of the first chat while an engine has it and it is not more than `trainer.max_staleness` behind; `pin`, "
         "that of the first chat alone",
     )
+    service_tier: Literal["auto", "default", "flex"] = Field(
+        "auto",
+        description="`flex`: engines serve its chats behind all others; `default`: like them; `auto`: as each request "
+        "asks by its own `service_tier`",
+    )
 
 
 class EndRequest(StrictModel):
@@ -115,6 +120,7 @@ class EpisodeView(BaseModel):
     num_tokens: int = Field(description="output tokens of all of them")
     limits: EpisodeLimits
     sampling: Literal["request", "policy"]
+    service_tier: Literal["auto", "default", "flex"]
     version: Literal["follow", "leash", "pin"]
     created_at: float
     deadline_at: float

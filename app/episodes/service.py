@@ -97,6 +97,7 @@ async def create(
         sampling=request.sampling,
         version_rule=request.version,
         max_staleness=effective_settings(policy, settings).trainer.max_staleness,
+        service_tier=None if request.service_tier == "auto" else request.service_tier,
         state=EpisodeState.OPEN,
         idle_seconds=limits.idle_seconds,
         deadline_at=now() + limits.deadline_seconds,
@@ -322,6 +323,7 @@ def _view(row: AnyRow) -> EpisodeView:
         num_turns=num_turns,
         num_tokens=num_tokens,
         sampling=episode.sampling or EpisodeSampling.REQUEST,
+        service_tier=episode.service_tier or "auto",
         version=episode.version_rule or VersionRule.FOLLOW,
         limits=EpisodeLimits(
             idle_seconds=episode.idle_seconds,

@@ -14,6 +14,7 @@ from alignment.json_values import as_object, as_objects, as_text
 MESSAGE_FIELDS = ("role", "name", "tool_call_id", "tool_calls")
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 NO_ARGUMENTS = "{}"
+BELOW_CHATS = -1  # a priority; chats have 0. It is so close that SGLang evicts no work under way for a chat
 MAX_ARGUMENT_LEVELS = 64  # engines copy the arguments recursively
 
 
@@ -83,7 +84,7 @@ class ChatCall:
         names_stop_text: The client's chunks keep `matched_stop`, the stop text that ended the reply, and have the usage
             so far.
         prompt_ids: Sent instead of the messages when the exact tokens are known.
-        priority: Below 0: scheduled after chats, which have 0.
+        priority: BELOW_CHATS: engines serve it behind chats, which have 0.
 
     Example: ChatCall(turn_id, [{"role": "user", "content": "Hi"}], Sampling(64), EngineTarget(adapter="assistant-v3"))
     """

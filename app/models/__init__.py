@@ -26,6 +26,7 @@ from app.models.episode import (
     Episode,
     EpisodeSampling,
     EpisodeState,
+    ServiceTier,
     VersionRule,
 )
 from app.models.feedback import (

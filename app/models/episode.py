@@ -28,6 +28,13 @@ class VersionRule(StrEnum):
     PIN = "pin"  # that of the first chat, or none
 
 
+class ServiceTier(StrEnum):
+    """Which requests an engine serves first, in OpenAI's terms."""
+
+    DEFAULT = "default"
+    FLEX = "flex"  # behind those of the default tier
+
+
 class EndReason(StrEnum):
     """Why an episode has ended."""
 
@@ -76,6 +83,7 @@ class Episode(Entity, Base):
     max_staleness: Mapped[int | None] = mapped_column(
         doc="with leash: how many versions the first one may be behind the one that serves; null: any number"
     )
+    service_tier: Mapped[str | None] = mapped_column(String(16), doc="a ServiceTier; null: as each request asks")
     idle_seconds: Mapped[float] = mapped_column(doc="it ends when no turn runs for so long")
     deadline_at: Mapped[float] = mapped_column(doc="it ends then at the latest")
     max_turns: Mapped[int | None] = mapped_column(doc="most completions; null: no limit")

@@ -16,6 +16,7 @@ from app.core.database import Database
 from app.core.errors import AttuneError
 from app.core.http import EVENT_STREAM, json_response, services_of
 from app.inference.request import Sampling
+from app.models import ServiceTier
 from app.projects.auth import Caller
 from app.responses import stored
 from app.responses.events import ResponseEvents, render_response
@@ -66,14 +67,19 @@ async def answer(
         details = WireDetails(conversation_id, stored.recorded_params(body))
         if not body.stream:
             completed = await chats.complete(caller, chat_request, origin, disconnected, details)
-            body = with_sampling(body, completed.sampling)
+            body = as_served(body, completed.sampling, completed.service_tier)
             return json_response(render_response(body, completed.content), headers=completed.headers)
         reply = await chats.stream(caller, chat_request, origin, disconnected, details)
     completion_id, version = reply.headers["x-completion-id"], reply.headers["x-policy-version"]
-    events = ResponseEvents(with_sampling(body, reply.sampling), completion_id, version, int(time.time()))
+    served = as_served(body, reply.sampling, reply.service_tier)
+    events = ResponseEvents(served, completion_id, version, int(time.time()))
     return await typed_event_stream(reply, events, reply.headers)
 
 
-def with_sampling(request: ResponsesRequest, sampling: Sampling) -> ResponsesRequest:
-    """Return the request with what the reply was sampled with, which a response names: an episode may override it."""
-    return request.model_copy(update={"temperature": sampling.temperature, "top_p": sampling.top_p})
+def as_served(request: ResponsesRequest, sampling: Sampling, tier: ServiceTier | None) -> ResponsesRequest:
+    """Return the request with what the reply was sampled and served with, which a response names.
+
+    An episode may override both.
+    """
+    served = {"temperature": sampling.temperature, "top_p": sampling.top_p, "service_tier": tier}
+    return request.model_copy(update=served)

@@ -16,6 +16,7 @@ from app.inference.chat_format import (
     Usage,
     to_chunk,
 )
+from app.models import ServiceTier
 from app.responses.request import ResponsesRequest
 
 STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete"}
@@ -220,6 +221,7 @@ def _new_response(request: ResponsesRequest, completion_id: str, model: str, cre
         "previous_response_id": request.previous_response_id,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": request.safety_identifier,
+        "service_tier": request.service_tier or ServiceTier.DEFAULT,
         "store": True,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": text_format.model_dump(by_alias=True) if text_format else {"type": "text"}},

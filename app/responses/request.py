@@ -119,7 +119,10 @@ def _check_type(item: object, known: tuple[str, ...], param: str, default: str) 
 
 
 LOGPROBS = "message.output_text.logprobs"
-COPIED_FIELDS = {"model", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "safety_identifier"}
+COPIED_FIELDS = {
+    *("model", "temperature", "top_p", "parallel_tool_calls", "metadata", "user", "safety_identifier"),
+    "service_tier",
+}
 # Unsupported parameters: the values that have no effect and are therefore accepted, and what to do instead.
 UNSUPPORTED_UNLESS: dict[str, tuple[tuple[object, ...], str]] = {
     "conversation": ((), "name the response to continue as 'previous_response_id', or send all of it as 'input'"),
@@ -185,6 +188,7 @@ class ResponsesRequest(HintedModel):
     safety_identifier: str | None = Field(None, max_length=512)
     include: list[str] | None = Field(None, description=f"only '{LOGPROBS}' has an effect")
 
+    service_tier: str | None = Field(None, max_length=64, description="as in a chat request")
     previous_response_id: str | None = Field(None, min_length=1, max_length=255)
     conversation: None = None
     background: Literal[False] | None = None
@@ -196,7 +200,6 @@ class ResponsesRequest(HintedModel):
     store: StrictBool | None = None
     reasoning: dict[str, object] | None = None
     max_tool_calls: int | None = None
-    service_tier: str | None = None
     stream_options: dict[str, object] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None

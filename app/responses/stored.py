@@ -117,6 +117,7 @@ def _to_request(turn: Turn, instructions: str | None) -> ResponsesRequest:
             "top_p": sampling.get("top_p"),
             "max_output_tokens": sampling.get("max_tokens"),
             "top_logprobs": params.get("top_logprobs"),
+            "service_tier": params.get("service_tier"),
             "metadata": turn.request_metadata,
             "user": turn.end_user,
         }

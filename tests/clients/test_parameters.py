@@ -95,9 +95,14 @@ def test_end_user_and_metadata_are_stored(client: openai.OpenAI, record: Record)
     assert turn.end_user == "bert"
 
 
+def test_tier_changes_no_reply(client: openai.OpenAI, record: Record) -> None:
+    plain, flex = ask(client, temperature=0), ask(client, temperature=0, service_tier="flex")
+    assert (plain.service_tier, flex.service_tier) == (None, "flex")
+    assert output_ids(record, plain) == output_ids(record, flex)
+
+
 def test_hints_change_nothing(client: openai.OpenAI, record: Record) -> None:
     hints: dict[str, Any] = {
-        "service_tier": "priority",
         "verbosity": "low",
         "reasoning_effort": "high",
         "prompt_cache_key": "k",

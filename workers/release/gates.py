@@ -14,7 +14,7 @@ from app.core.settings import Settings
 from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
 from app.inference.engine import EngineClient
-from app.inference.request import ChatCall, Sampling
+from app.inference.request import BELOW_CHATS, ChatCall, Sampling
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Dataset, DatasetKind, DatasetRow, Policy, Version, new_id
 from app.policies import references, repository
@@ -24,7 +24,6 @@ from workers.rollouts import prompt_sets
 GateKinds = tuple[type[MetricGate | FunctionGate | PromptsGate], ...]
 
 MAX_CONCURRENT_PROMPTS = 8
-PRIORITY = -1  # below chats
 
 
 @dataclass
@@ -133,7 +132,7 @@ class GateRunner:
             messages=row.content["messages"],
             sampling=Sampling(gate.max_tokens, temperature=gate.temperature),
             target=adaptation.target(version, self.policy.base_model, references.version_name(self.policy, version)),
-            priority=PRIORITY,
+            priority=BELOW_CHATS,
         )
         try:
             async with asyncio.timeout(gate.timeout_seconds):

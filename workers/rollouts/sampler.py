@@ -26,7 +26,7 @@ from app.inference.engine import EngineClient
 from app.inference.keys import load_engine_keys
 from app.inference.output_length import limit_to_room
 from app.inference.pool import EnginePool
-from app.inference.request import ChatCall, Sampling
+from app.inference.request import BELOW_CHATS, ChatCall, Sampling
 from app.inference.transport import AdapterMissing, EngineRefused, EngineUnavailable
 from app.models import (
     DatasetRow,
@@ -53,7 +53,6 @@ from workers.rollouts.rollout_queue import VERSION_GONE, claim_rollouts, close_r
 
 log = logging.getLogger("attune.rollout")
 POLL_SECONDS = 0.5  # how often new rollouts are claimed while others run
-PRIORITY = -1  # below chats, which have 0; close enough that SGLang does not evict the rollout's work
 # Why a rollout is skipped, or its reply excluded.
 DELETED = "the turn is deleted"
 NO_CONSENT = "the chat turn of its group must not be trained on"
@@ -235,7 +234,7 @@ class RolloutJob(LeasedJob[Rollout, RolloutResult]):
             parallel_tool_calls=params.get("parallel_tool_calls") is not False,
             response_format=params.get("response_format"),
             prompt_ids=prompt_ids,
-            priority=PRIORITY,
+            priority=BELOW_CHATS,
         )
 
     def _request_id(self, fence: int) -> str:

@@ -30,13 +30,14 @@ class EpisodeFields(TypedDict, total=False):
 
     `sampling="policy"`: replies are sampled so that they can be learned from, whatever the agent asks for. `group`:
     {"id": "…", "size": 8}, attempts at the same task. `trace_id`: chats of this trace belong to the episode. `version`:
-    "leash" and "pin" keep it on the version of its first chat.
+    "leash" and "pin" keep it on the version of its first chat. `service_tier`: "flex" puts its chats behind all others.
     """
 
     task: str
     metadata: Mapping[str, str]
     limits: Mapping[str, float]
     sampling: Literal["request", "policy"]
+    service_tier: Literal["auto", "default", "flex"]
     version: Literal["follow", "leash", "pin"]
     group: Mapping[str, Any]
     trace_id: str

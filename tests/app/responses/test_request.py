@@ -89,7 +89,7 @@ def test_sampling_and_metadata_are_copied() -> None:
 def test_hints_and_nulls_are_ignored() -> None:
     hints = {
         "store": True, "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"],
-        "service_tier": "auto", "truncation": "disabled", "background": False, "prompt_cache_key": "k",
+        "truncation": "disabled", "background": False, "prompt_cache_key": "k",
         "previous_response_id": None, "temperature": None, "tools": None, "text": None, "stream": None,
         "max_tool_calls": 3,
     }  # fmt: skip
