@@ -1,17 +1,30 @@
 """Which versions each engine holds, and which it should hold. Rows are written under the engine's incarnation."""
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.engines import load_errors
-from app.models import ANSWERING, ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, Pin, Policy, Version
+from app.models import (
+    ANSWERING,
+    ONCE_LIVE,
+    PENDING_RELEASE,
+    Deployment,
+    Engine,
+    Episode,
+    EpisodeState,
+    Pin,
+    Policy,
+    Version,
+    VersionRule,
+    VersionState,
+)
 
 
 async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
     """Return the adapter versions of policies that answer chats that every engine should hold, by number.
 
     These are the versions that users or rollbacks may ask for: serving, previous, canary, pinned, pending release, and
-    the last `keep` of each policy that served.
+    of each policy the last `keep` that served, and the last `keep` that open episodes are pinned to.
     """
     ids: set[str | None] = set(await session.scalars(select(Pin.version_id).distinct()))
     ids |= set(await session.scalars(select(Version.id).where(Version.state.in_(PENDING_RELEASE))))
@@ -33,6 +46,7 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
             .limit(keep)
         )
         ids |= set(recent)
+        ids |= set(await session.scalars(_select_pinned_by_episodes(policy_id).limit(keep)))
     rows = await session.scalars(
         select(Version)
         .join(Policy, Policy.id == Version.policy_id)
@@ -41,6 +55,14 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
         .order_by(Version.number, Version.id)
     )
     return list(rows)
+
+
+def _select_pinned_by_episodes(policy_id: str) -> Select[str]:
+    """Return a query of the versions of open episodes that no other version may answer, the newest first."""
+    is_pinned = (Episode.state == EpisodeState.OPEN, Episode.version_rule == VersionRule.PIN)
+    pinned = select(Episode.start_version_id).where(Episode.policy_id == policy_id, *is_pinned)
+    is_held = (Version.id.in_(pinned), Version.state != VersionState.ROLLED_BACK)
+    return select(Version.id).where(*is_held).order_by(Version.number.desc(), Version.id)
 
 
 async def serving_adapter_names(session: AsyncSession) -> set[str]:

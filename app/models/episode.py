@@ -104,6 +104,9 @@ class Episode(Entity, Base):
             unique=True,
         ),
         partial_index("ix_episodes_open", "deadline_at", where="state = 'open'"),
+        partial_index(
+            "ix_episodes_pinned", "policy_id", "start_version_id", where="state = 'open' AND version_rule = 'pin'"
+        ),
         Index(
             "ix_episodes_unprocessed",
             *("ended_at", "id"),

@@ -6,7 +6,8 @@ adapters of random weights, each with probe log-probs for its verification. At t
 recomputed with the version that the reply names. For comparison the same users then stream from one engine without
 Attune, while it swaps weights as other systems do: pause, reload the weights, resume.
 
-With `--adaptation full` all weights are swapped, and this comparison is left out.
+With `--adaptation full` all weights are swapped, and this comparison is left out. With `--episodes` the users are
+agents, whose chats are episodes of several turns.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from app.projects.service import bootstrap
 from demo.recompute_logprobs import check_logprobs
 from tests.benchmarks.deployment import POLICY, database, machine
 from tests.benchmarks.load import quantile
+from tests.benchmarks.swap_episodes import Agents
 from tests.benchmarks.swap_users import STALL_SECONDS, ReplyRecord, Users
 from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions, publish
 from tests.support.engine_fixture import free_port
@@ -319,7 +321,8 @@ async def run(args: argparse.Namespace) -> None:
         overrides = {"adaptation": args.adaptation, "adapter_delivery": args.adapter_delivery}
         async with run_deployment(args.database, replicas=args.replicas, apis=args.apis, **overrides) as deployment:
             spans = Spans()
-            users = Users(deployment.urls, deployment.key, POLICY, args.people, think=args.think)
+            kind = Agents if args.episodes else Users
+            users = kind(deployment.urls, deployment.key, POLICY, args.people, think=args.think)
             chat_task = asyncio.create_task(users.chat(args.seed))
             await asyncio.sleep(args.quiet)
             await publish_all(deployment, versions, spans, args)
@@ -327,6 +330,8 @@ async def run(args: argparse.Namespace) -> None:
             users.stopped = True
             await chat_task
             await report(deployment, users.replies, spans, call_times, load_times)
+            if isinstance(users, Agents):
+                print(f"{users.summarize()}\n")
             for mode in () if full else ("abort", "retract"):
                 replies: list[ReplyRecord] = []
                 durations = await pause_reload_resume(deployment, args.peer, mode, replies)
@@ -385,6 +390,7 @@ def main() -> None:
     parser.add_argument("--apis", type=int, default=2)
     parser.add_argument("--people", type=int, default=4, help="number of simulated users")
     parser.add_argument("--think", type=float, default=0.1, help="the most seconds that a user waits between replies")
+    parser.add_argument("--episodes", action="store_true", help="the users are agents: episodes of several chats")
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two publications")
     parser.add_argument(
         "--quiet", type=float, default=5.0, help="seconds of the idle period after every tenth publication"

@@ -30,6 +30,7 @@ class ReplyRecord:
     failure: str | None
     id: str | None = None
     label: str | None = None
+    text: str = ""
 
 
 @dataclass
@@ -61,12 +62,14 @@ class Users:
                 await asyncio.sleep(rng.uniform(0, self.think))
 
 
-async def stream_reply(api: httpx2.AsyncClient, body: dict[str, Any]) -> ReplyRecord:
+async def stream_reply(
+    api: httpx2.AsyncClient, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> ReplyRecord:
     requested_at = time.perf_counter()
-    chunk_times, labels, finished = list[float](), set[str](), False
+    chunk_times, labels, finished, text = list[float](), set[str](), False, ""
     failure = id = None
     try:
-        async with api.stream("POST", "/v1/chat/completions", json=body) as response:
+        async with api.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             if response.status_code != 200:
                 return ReplyRecord(requested_at, requested_at, 0.0, f"refused: {response.status_code}")
             id = response.headers.get("x-completion-id")
@@ -82,6 +85,7 @@ async def stream_reply(api: httpx2.AsyncClient, body: dict[str, Any]) -> ReplyRe
                 for choice in chunk["choices"]:
                     finished |= choice["finish_reason"] in ("stop", "length")
                     if choice["delta"].get("content"):
+                        text += choice["delta"]["content"]
                         chunk_times.append(time.perf_counter())
     except httpx2.HTTPError as error:
         failure = f"cut: {error!r}"
@@ -91,4 +95,4 @@ async def stream_reply(api: httpx2.AsyncClient, body: dict[str, Any]) -> ReplyRe
         failure = "cut: no finish reason"
     if failure is None and len(labels) > 1:
         failure = f"named {sorted(labels)}"
-    return ReplyRecord(requested_at, chunk_times[0], largest_gap, failure, id, next(iter(labels), None))
+    return ReplyRecord(requested_at, chunk_times[0], largest_gap, failure, id, next(iter(labels), None), text)
