@@ -1,4 +1,4 @@
-"""Measure what chats of people wait beside planned attempts: `python -m tests.benchmarks.beside_rollouts`.
+"""Measure what chats of people wait while planned attempts run: `python -m tests.benchmarks.flex_tier`.
 
 People send a chat, read the reply and pause; meanwhile attempts chat without a pause. The attempts have no tier, or the
 tier `flex`. The real SGLang on the CPU; it takes a few minutes.
@@ -24,15 +24,15 @@ PAUSE_SECONDS = 0.4  # of a person between two chats, on average
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What runs beside the people: so many attempts at a time, with this tier."""
+class Load:
+    """So many attempts at a time, with this tier."""
 
     num_attempts: int
     tier: str | None
 
     @property
     def label(self) -> str:
-        return f"{self.num_attempts}, {self.tier}" if self.num_attempts else "nothing"
+        return f"{self.num_attempts}, {self.tier}" if self.num_attempts else "none"
 
 
 def chat_request(target: Deployment, text: str, tokens: int, tier: str | None) -> bytes:
@@ -71,10 +71,10 @@ async def person(target: Deployment, number: int, chats: int) -> list[tuple[floa
     return waits
 
 
-async def measure(target: Deployment, beside: Beside, people: int, chats: int) -> tuple[list[tuple[float, float]], int]:
+async def measure(target: Deployment, load: Load, people: int, chats: int) -> tuple[list[tuple[float, float]], int]:
     """Return the waits of people's chats, and the number of replies to attempts meanwhile."""
     ends = asyncio.Event()
-    attempts = [asyncio.create_task(attempt(target, beside.tier, n, ends)) for n in range(beside.num_attempts)]
+    attempts = [asyncio.create_task(attempt(target, load.tier, n, ends)) for n in range(load.num_attempts)]
     await asyncio.sleep(1.0 if attempts else 0.0)  # all of them run
     waits = await asyncio.gather(*(person(target, number, chats) for number in range(people)))
     ends.set()
@@ -83,16 +83,16 @@ async def measure(target: Deployment, beside: Beside, people: int, chats: int) -
 
 async def run(args: argparse.Namespace) -> None:
     print(f"{machine()}; {args.people} people, {args.rounds} rounds of {args.chats} chats each, arms in turns; ms\n")
-    print("| requests at a time | beside | first token p50 | p95 | last token p50 | p95 | replies to attempts |")
+    print("| running | attempts, tier | first token p50 | p95 | last token p50 | p95 | replies to attempts |")
     print("|---|---|---|---|---|---|---|")
-    arms = [Beside(0, None), *(Beside(count, tier) for count in args.attempts for tier in ("default", "flex"))]
+    arms = [Load(0, None), *(Load(count, tier) for count in args.attempts for tier in ("default", "flex"))]
     for limit in args.running:
         with sglang(args.model, max_running_requests=limit or None) as engine:
             keys = {"engine__api_key": engine.spec.api_key, "engine__admin_key": engine.spec.admin_key}
             async with deployment("sqlite", engine.spec.url, **keys) as target:
-                await measure(target, Beside(2, None), 2, 3)
-                waits: defaultdict[Beside, list[tuple[float, float]]] = defaultdict(list)
-                replies: defaultdict[Beside, int] = defaultdict(int)
+                await measure(target, Load(2, None), 2, 3)
+                waits: defaultdict[Load, list[tuple[float, float]]] = defaultdict(list)
+                replies: defaultdict[Load, int] = defaultdict(int)
                 for number in range(args.rounds):
                     for arm in arms if number % 2 else arms[::-1]:
                         found, count = await measure(target, arm, args.people, args.chats)
