@@ -3,14 +3,14 @@
 The service's updates on the demo model, 24 samples each. The version that samples is `--lags` updates behind the one
 that is trained, or version 0 until there are so many. After each update the new version is evaluated on other users.
 The largest fall between two versions of a run is measured again on users that played no part in finding it, so that it
-is not the largest of many sampling errors. A finished run is a line in `--out` and is not repeated; the table at the
-end has every run in it.
+is not the largest of many sampling errors. A finished run is a line in `--out` and is not repeated; the tables at the
+end have every run in it.
 """
 
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from demo.train import MODEL
-from tests.benchmarks.learning import change_settings
+from tests.benchmarks.learning import change_settings, percent
 from tests.benchmarks.results import append_row, read_rows
+from tests.benchmarks.votes_figures import interval
 from tests.support.offline.chats import EVALUATION_SEED
 from tests.support.offline.experiment import Experiment, copy_actor
 from tests.support.offline.service_defaults import service_run
@@ -31,6 +32,8 @@ UPDATES = 24
 HELD_OUT = 64  # replies without a vote that the trainer is given, as in the service
 USERS = 32  # of an evaluation after an update: about 95 replies
 FALL_USERS = 128  # of the second measurement of a fall: about 360 replies
+EVERY = 4  # updates between two columns of the summary
+BOUND = 10.0  # points; no version should fall further
 CURVES = (
     "guard/kl",
     "actor/fitted_kl",
@@ -79,6 +82,11 @@ class Result:
     refused: int
     curves: dict[str, list[float]]
 
+    @property
+    def measured_fall(self) -> Fall:
+        earlier, later, before, after, replies = self.fall
+        return Fall(int(earlier), int(later), before, after, int(replies))
+
 
 def largest_fall(approvals: Sequence[float]) -> tuple[int, int]:
     """Return the earlier and the later version between which approval falls most.
@@ -120,13 +128,51 @@ def table(results: Iterable[Result]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for one in sorted(results, key=lambda r: (r.name, r.label, r.lag, r.seed)):
-        earlier, later, before, after, replies = one.fall
-        fall = Fall(int(earlier), int(later), before, after, int(replies))
+        fall = one.measured_fall
         lines.append(
             f"| {f'{one.name} {one.label}'.strip()} | {one.lag} | {one.seed} | {one.updates} "
             f"| {fmean(one.approvals[-3:]):.0%} | {fall.points:+.0f} ± {fall.error:.0f} "
-            f"(v{fall.earlier} {before:.0%}, v{fall.later} {after:.0%}) |"
+            f"(v{fall.earlier} {fall.before:.0%}, v{fall.later} {fall.after:.0%}) |"
         )
+    return "\n".join(lines)
+
+
+def summary(results: Iterable[Result]) -> str:
+    """Return Markdown tables of means over the seeds, one for each number of updates, with 95 % intervals.
+
+    The last columns have the largest fall of any seed, and the number of seeds with a fall above `BOUND` and with one
+    that is above it by more than two standard errors.
+    """
+    groups: dict[int, dict[tuple[str, str, int], list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for one in sorted(results, key=lambda r: (r.name, r.label, r.lag, r.seed)):
+        groups[one.updates][one.name, one.label, one.lag].append(one)
+    return "\n\n".join(_summary(groups[updates], updates) for updates in sorted(groups))
+
+
+def _summary(groups: Mapping[tuple[str, str, int], Sequence[Result]], updates: int) -> str:
+    versions = range(EVERY, updates + 1, EVERY)
+    lines = [
+        f"| {updates} updates | updates behind | seeds | {' | '.join(f'v{version}' for version in versions)} "
+        "| last three versions | lowest seed | mean of the largest falls | the largest one "
+        f"| above {BOUND:.0f} points | by two errors |",
+        "|" + "---|" * (9 + len(versions)),
+    ]
+    for (name, label, lag), runs in groups.items():
+        last, falls = [fmean(run.approvals[-3:]) for run in runs], [run.measured_fall for run in runs]
+        largest = max(falls, key=lambda fall: fall.points)
+        cells = [
+            f"{name} {label}".strip(),
+            str(lag),
+            ", ".join(str(run.seed) for run in runs),
+            *(f"{fmean(run.approvals[version] for run in runs):.0%}" for version in versions),
+            percent(last),
+            f"{min(last):.0%}",
+            interval([fall.points for fall in falls]),
+            f"{largest.points:+.0f} ± {largest.error:.0f}",
+            str(sum(fall.points > BOUND for fall in falls)),
+            str(sum(fall.points - 2 * fall.error > BOUND for fall in falls)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -148,7 +194,8 @@ def main() -> None:
                 finished = [Result(**row) for row in read_rows(args.out)]
                 if key not in {(r.name, r.label, r.seed, r.lag, r.updates) for r in finished}:
                     append_row(args.out, asdict(run(*key, args.set)))
-    print(f"\n{table(Result(**row) for row in read_rows(args.out))}")
+    results = [Result(**row) for row in read_rows(args.out)]
+    print(f"\n{table(results)}\n\n{summary(results)}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from alignment.types import Sample
 from demo.train import MODEL
 from tests.benchmarks.learning import change_settings, percent
 from tests.benchmarks.results import append_row, read_rows
+from tests.benchmarks.votes_figures import interval
 from tests.support.offline.experiment import Experiment
 from tests.support.offline.poisoning import RATER_SHARE, InMemoryRaterTrust, RatedSample, assemble_batch
 from tests.support.offline.service_defaults import BATCH_SIZE, service_run
@@ -128,22 +129,31 @@ def run(
 
 
 def table(results: Iterable[Result]) -> str:
-    """Return a Markdown table with a row for each algorithm, label and noise: approval as the mean of `approvals`."""
+    """Return a Markdown table with a row for each algorithm, label and noise: approval as the mean of `approvals`.
+
+    The loss is the mean difference to the runs of the same seeds without noise, in points, with its 95 % interval.
+    """
     groups: dict[tuple[str, str, int, int, Noise], list[Result]] = defaultdict(list)
     for result in results:
         groups[result.name, result.label, result.raters, result.updates, result.noise].append(result)
     lines = [
         "| algorithm | raters | updates | noise | seeds | its share of what was learned from | approval by seed | mean "
-        "| quarantined |",
-        "|" + "---|" * 9,
+        "| loss | quarantined |",
+        "|" + "---|" * 10,
     ]
     for (name, label, raters, updates, noise), runs in groups.items():
         approvals, seeds = [fmean(run.approvals) for run in runs], ", ".join(str(run.seed) for run in runs)
+        clean = {run.seed: fmean(run.approvals) for run in groups.get((name, label, raters, updates, "none"), [])}
+        losses = [
+            100 * (clean[run.seed] - approval)
+            for run, approval in zip(runs, approvals, strict=True)
+            if noise != "none" and run.seed in clean
+        ]
         lines.append(
             f"| {f'{name} {label}'.strip()} | {raters} | {updates} | {NOISE[noise]} | {seeds} "
             f"| {fmean(share for run in runs for share in run.noise_share):.0%} "
             f"| {', '.join(f'{approval:.0%}' for approval in approvals)} | {percent(approvals)} "
-            f"| {fmean(len(run.quarantined) for run in runs):.1f} |"
+            f"| {interval(losses)} | {fmean(len(run.quarantined) for run in runs):.1f} |"
         )
     return "\n".join(lines)
 
