@@ -7,9 +7,14 @@ worst reply.
 
 KTO (Ethayarajh et al., 2024) learns from binary feedback. It compares the log-ratio of each reply to the base model
 with the mean log-ratio of the policy. This reference point z₀ is the batch mean of log π(reply) − log base(reply)
-before the update, clamped to at least 0. The policy sampled the replies, so it is its current KL to the base model.
+before the update, clamped to at least 0. The policy sampled the replies, or the weights below make up for it, so it is
+its current KL to the base model.
 (The paper estimates it on mismatched pairs of prompts and replies, because other models or people wrote its replies.)
 The size of a reward is a weight: a rating of 0.5 counts half as much as a thumb, and a score near 0 hardly anything.
+
+So is the importance of a reply that another version sampled, π(reply) / version(reply), at most 1. The loss of a
+disliked reply has a gradient however improbable the reply has become: without the weight, updates from old samples
+push away what the policy does not say any more, and its other replies with it.
 """
 
 from collections import defaultdict
@@ -21,11 +26,12 @@ from torch import Tensor
 
 from alignment.algorithms.base import RLAlgorithm
 from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
-from alignment.errors import NothingToCompare
-from alignment.functional import dpo_loss, kl_estimate, kto_loss
+from alignment.errors import ForeignSamples, NothingToCompare
+from alignment.functional import dpo_loss, kl_estimate, kto_loss, rollout_correction
 from alignment.tolerance import TOLERANCE, exceeds, sign
 from alignment.types import LossOutput, MicroBatch, Sample, TrainData, check_variance
 
+IMPORTANCE = "importance_B"  # in `TrainData.extra`: the weight of each reply that another version sampled
 Pair = tuple[int, int]  # sample indices: (preferred, other)
 Prompt = tuple[str | None, tuple[int, ...]]  # the group, and the tokens
 
@@ -103,7 +109,8 @@ class KTO(RLAlgorithm):
     def __init__(self, config: KTOConfig) -> None:
         self.config = config
         self._kl = 0.0
-        self._weights = (1.0, 1.0)
+        self._weights = (1.0, 1.0)  # of the two classes
+        self._mismatch: dict[str, float] = {}
 
     def select(self, samples: Sequence[Sample]) -> list[int]:
         """Select the replies whose reward is not 0: a reward of 0 is neither positive nor negative."""
@@ -113,8 +120,16 @@ class KTO(RLAlgorithm):
 
     def before_train_step(self, step: int, batch: TrainData) -> None:
         assert batch.old_logprobs_BT is not None and batch.ref_logprobs_BT is not None
-        log_ratio_B = ((batch.old_logprobs_BT - batch.ref_logprobs_BT) * batch.response_mask_BT).sum(-1)
-        self._kl = max(0.0, float(log_ratio_B.mean()))
+        mask_BT = batch.response_mask_BT
+        correction = rollout_correction(
+            batch.old_logprobs_BT, batch.rollout_logprobs_BT, mask_BT, **self.config.correction.model_dump()
+        )
+        importance_B = correction.weights_BT.sum(-1) / mask_BT.sum(-1).clamp(min=1)
+        if not importance_B.any():
+            raise ForeignSamples("the rollout correction rejects every reply of the batch")
+        batch.extra[IMPORTANCE], self._mismatch = importance_B, correction.metrics
+        log_ratio_B = ((batch.old_logprobs_BT - batch.ref_logprobs_BT) * mask_BT).sum(-1)
+        self._kl = max(0.0, float((importance_B * log_ratio_B).sum() / importance_B.sum()))
         sizes_B = batch.rewards_B if batch.weights_B is None else batch.rewards_B * batch.weights_B
         desirable, undesirable = (float(part_B.clamp(min=0).sum()) for part_B in (sizes_B, -sizes_B))
         # By default both classes have the same total weight, whatever their counts.
@@ -136,10 +151,12 @@ class KTO(RLAlgorithm):
             undesirable_weight=self._weights[1],
             kind=self.config.kind,
         )
-        return LossOutput(result.loss_B * inputs.rewards_B.abs(), reference_metrics(inputs))
+        importance_B = inputs.rows(inputs.batch.extra[IMPORTANCE])
+        return LossOutput(result.loss_B * inputs.rewards_B.abs() * importance_B, reference_metrics(inputs))
 
     def get_metrics(self) -> dict[str, float]:
-        return {"kl": self._kl, "kto/desirable_weight": self._weights[0], "kto/undesirable_weight": self._weights[1]}
+        weights = {"kto/desirable_weight": self._weights[0], "kto/undesirable_weight": self._weights[1]}
+        return {"kl": self._kl} | weights | self._mismatch
 
 
 def _prompt_of(sample: Sample) -> Prompt:

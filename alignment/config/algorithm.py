@@ -345,6 +345,11 @@ class KTOConfig(UpdateConfig):
     undesirable_weight: float | None = Field(
         default=None, gt=0, description="weight of disliked replies; it balances the two classes when unset"
     )
+    correction: CorrectionConfig = Field(
+        default=CorrectionConfig(level="sequence", high=1.0),
+        description="weights of replies that another version sampled: a reply that the policy would hardly give any "
+        "more counts hardly anything",
+    )
 
 
 class CorrectionPairsConfig(UpdateConfig):

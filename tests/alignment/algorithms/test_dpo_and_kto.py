@@ -7,8 +7,8 @@ import torch
 
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
-from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
-from alignment.errors import NothingToCompare, NoVariance
+from alignment.config.algorithm import CorrectionConfig, CorrectionMode, DPOConfig, KTOConfig, OnlineDPOConfig
+from alignment.errors import ForeignSamples, NothingToCompare, NoVariance
 from alignment.types import Sample
 from tests.support.worked_batches import gradient, make_train_data, reduce_loss, reply
 
@@ -104,6 +104,37 @@ def test_kto_weighs_replies_by_the_size_of_their_rewards_and_by_their_weights() 
     slope = 0.5 / 4 / 4 / 0.6  # β·σ'(0) over four replies
     expected = [-slope * desirable, slope * undesirable, -0.1 * slope * desirable, 0.0002 * slope * undesirable]
     torch.testing.assert_close(gradient(kto, data)[:, 0], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("mode", ["truncate", "off"])
+def test_kto_weighs_old_replies_by_their_importance(mode: CorrectionMode) -> None:
+    """A disliked reply that the policy hardly gives any more was pushed away as hard as one that it gives."""
+    old_logprobs_BT = torch.tensor([[-0.5], [-4.0], [-1.0]])  # the version that sampled them gave −1 to each
+    data = make_train_data([reply(1.0, 1), reply(-1.0, 1), reply(-1.0, 1)], old_logprobs_BT=old_logprobs_BT)
+    kto = KTO(KTOConfig(beta=0.5, correction=CorrectionConfig(level="sequence", mode=mode, high=1.0)))
+    prepare_step(kto, 0, data)
+    importance = [1.0, math.exp(-3.0), 1.0] if mode == "truncate" else [1.0, 1.0, 1.0]
+    log_ratios = [0.5, -3.0, 0.0]  # to the base model, which gave −1 too
+    z = max(0.0, sum(w * r for w, r in zip(importance, log_ratios, strict=True)) / sum(importance))
+    assert kto.get_metrics()["kl"] == pytest.approx(z)
+
+    def slope(x: float) -> float:
+        return 0.5 * sigmoid(x) * (1 - sigmoid(x)) / 3  # β·σ'(x) over three replies
+
+    expected = [
+        -1.5 * slope(0.5 * (0.5 - z)),
+        0.75 * importance[1] * slope(0.5 * (z + 3.0)),
+        0.75 * slope(0.5 * z),
+    ]
+    torch.testing.assert_close(gradient(kto, data)[:, 0], torch.tensor(expected))
+
+
+def test_kto_without_a_reply_that_the_policy_can_have_given_learns_nothing() -> None:
+    old_logprobs_BT = torch.full((2, 1), -9.0)
+    data = make_train_data([reply(1.0, 1), reply(-1.0, 1)], old_logprobs_BT=old_logprobs_BT)
+    kto = KTO(KTOConfig(correction=CorrectionConfig(level="sequence", mode="mask", low=0.5, high=2.0)))
+    with pytest.raises(ForeignSamples, match="rejects every reply"):
+        prepare_step(kto, 0, data)
 
 
 def test_kto_needs_both_classes() -> None:
