@@ -3,21 +3,23 @@
 python -m tests.gpu.swap --size 1.5b --rank 16          on a GPU (3b and 8b, rank 64 as well)
 python -m tests.gpu.swap --size tiny --device cpu        to check the script itself
 
-Adapters are loaded by path and in memory. For comparison the same engine also pauses, reloads its weights and resumes.
-Every adapter is verified by its log-probs before it is used. Prints one Markdown table and downloads nothing.
+A trainer, an engine and the streams of replies run in processes of their own on one GPU. Each version is exported by
+the trainer, checked, loaded by path and verified by its log-probs; then the replies come from it. Some versions are
+also loaded in memory. For comparison the same engine pauses, reloads its weights and resumes. At the end the trainer
+scores replies under the version that they name and under its neighbours. Prints one Markdown table.
 """
 
 import argparse
 import asyncio
-import json
 import platform
-import sys
+import shutil
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import httpx2
@@ -30,104 +32,94 @@ from app.core.settings import Settings
 from app.models import Version
 from tests.benchmarks.first_token import sglang
 from tests.benchmarks.swap import spread
-from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions
-from tests.gpu.trainer import SIZES, base_model
+from tests.benchmarks.swap_versions import UnpublishedVersion
+from tests.gpu.swap_streams import TOKENS, StreamedReply, StreamsProcess, streams_process
+from tests.gpu.swap_trainer import ReplyIds, TrainerProcess, trainer_process
+from tests.gpu.trainer import SIZES
 from tests.support.adapters import adapter_spec
 from tests.support.engine_fixture import PYTHON, RunningEngine
 from workers.release.delivery.adapters import build_payload, load_and_verify
 from workers.release.verify_delivery import Timings
 
-START_SECONDS = 600.0
-TOKENS = 96
 LOADED_ADAPTERS = 4  # adapters that stay loaded
-PATH, MEMORY = "adapter by path: checked, loaded, verified", "adapter in memory: packed and loaded"
+REPLIES_SCORED = 4  # of each version
+WHOLE, MEMORY = "trained → served, by path", "the same adapter in memory"
+PHASES = ("export", "check", "load", "verify")
 
 
-@dataclass
-class Streams:
-    """Continuous streams of replies from the current `version`.
-
-    `gaps` are the milliseconds between two chunks and `broken` the replies that ended early, by the operation that ran
-    meanwhile.
-    """
-
-    engine: RunningEngine
-    vocabulary: int
-    version: str | None = None
-    operation: str = "nothing"
-    stopped: bool = False
-    replies: int = 0
-    gaps: dict[str, list[float]] = field(default_factory=dict)
-    broken: Counter[str] = field(default_factory=Counter)
-
-    async def stream(self, number: int) -> None:
-        order = torch.Generator().manual_seed(number)
-        key = {"authorization": f"Bearer {self.engine.spec.api_key}"}
-        async with httpx2.AsyncClient(base_url=self.engine.spec.url, headers=key, timeout=120, trust_env=False) as api:
-            while not self.stopped:
-                ids = torch.randint(1, self.vocabulary, (64,), generator=order).tolist()
-                sampling = {"max_new_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
-                body = {"input_ids": ids, "sampling_params": sampling, "stream": True, "lora_path": self.version}
-                num_tokens, last = 0, None
-                async with api.stream("POST", "/generate", json=body) as reply:
-                    async for line in reply.aiter_lines():
-                        if not line.startswith("data: {"):
-                            continue
-                        now, event = time.perf_counter(), json.loads(line.removeprefix("data: "))
-                        if last is not None:
-                            self.gaps.setdefault(self.operation, []).append(1000 * (now - last))
-                        num_tokens, last = event.get("meta_info", {}).get("completion_tokens", num_tokens), now
-                self.replies += 1
-                self.broken[self.operation] += num_tokens != TOKENS
+@dataclass(frozen=True)
+class Span:
+    operation: str
+    started: float
+    ended: float
 
 
 @dataclass
 class Swaps:
     engine: RunningEngine
     admin: httpx2.AsyncClient
-    streams: Streams
+    trainer: TrainerProcess
+    streams: StreamsProcess
     settings: Settings
     shapes: AdapterSpec
-    pause: float
-    milliseconds: dict[str, list[float]] = field(default_factory=dict)  # by operation
+    arguments: argparse.Namespace
+    milliseconds: dict[str, list[float]] = field(default_factory=dict)  # by operation or phase
+    spans: list[Span] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
+
+    def record(self, name: str, seconds: float) -> None:
+        self.milliseconds.setdefault(name, []).append(1000 * seconds)
+
+    @contextmanager
+    def timed(self, operation: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.spans.append(Span(operation, started, time.perf_counter()))
+        self.record(operation, self.spans[-1].ended - started)
 
     async def post(self, path: str, body: dict[str, object]) -> None:
         response = await self.admin.post(path, json=body)
         assert response.status_code == 200, f"{path}: {response.text[:500]}"
 
-    @contextmanager
-    def timed(self, operation: str) -> Iterator[None]:
-        self.streams.operation, started = operation, time.perf_counter()
-        yield
-        self.milliseconds.setdefault(operation, []).append(1000 * (time.perf_counter() - started))
-        self.streams.operation = "nothing"
-
-    async def by_path(self, name: str, unpublished: UnpublishedVersion) -> None:
-        client, timings = self.engine.connect(), Timings()
-        with self.timed(PATH):
-            with timings.measure("check"):
-                verify(unpublished.folder, unpublished.manifest_sha256)
-                check_adapter(unpublished.folder, self.shapes)
-            version = Version(adapter_name=name, adapter_path=str(unpublished.folder), probe=unpublished.probe)
-            await load_and_verify(client, version, unpublished.folder, self.settings, timings)
-            self.streams.version = name
+    async def release(self, number: int) -> None:
+        """Export a version and serve it, as the trainer and the publisher do, without the database's commits."""
+        name, client, timings = f"version-{number}", self.engine.connect(), Timings()
+        exported = await self.trainer.export(number)
+        folder, sealed = exported.version.folder, exported.version.manifest_sha256
+        with timings.measure("check"):
+            await asyncio.to_thread(verify, folder, sealed)
+            await asyncio.to_thread(check_adapter, folder, self.shapes)
+        version = Version(adapter_name=name, adapter_path=str(folder), probe=exported.version.probe)
+        await load_and_verify(client, version, folder, self.settings, timings)
+        self.streams.switch(name)
+        self.spans.append(Span(WHOLE, exported.started, time.perf_counter()))
+        self.record(WHOLE, self.spans[-1].ended - exported.started)
+        self.record("export", exported.ended - exported.started)
         for phase in ("check", "load", "verify"):
-            self.milliseconds.setdefault(phase, []).append(1000 * timings.seconds[phase])
-        self.milliseconds.setdefault("distance", []).append(timings.seconds["probe_distance"])
+            self.record(phase, timings.seconds[phase])
+        self.distances.append(timings.seconds["probe_distance"])
+        figures = ", ".join(f"{phase} {self.milliseconds[phase][-1]:.0f}" for phase in (WHOLE, *PHASES))
+        print(f"{name}: {figures}", flush=True)  # at once: a run that is stopped may not print its table
+        await asyncio.sleep(self.arguments.pause)
+        if number < self.arguments.memory:
+            await self.in_memory(f"memory-{number}", exported.version)
+            await asyncio.sleep(self.arguments.pause)
+        if number >= LOADED_ADAPTERS:
+            old = f"version-{number - LOADED_ADAPTERS}"
+            await client.unload_adapter(old)
+            shutil.rmtree(folder.parent / old)
         await client.aclose()
 
     async def in_memory(self, name: str, unpublished: UnpublishedVersion) -> None:
         client = self.engine.connect()
         with self.timed(MEMORY):
-            start = time.perf_counter()
-            adapter = build_payload(unpublished.folder, unpublished.manifest_sha256)
-            self.milliseconds.setdefault("transfer", []).append(1000 * (time.perf_counter() - start))
+            started = time.perf_counter()
+            adapter = await asyncio.to_thread(build_payload, unpublished.folder, unpublished.manifest_sha256)
+            self.record("packed", time.perf_counter() - started)
             await client.load_adapter(name, adapter)
-        [logprobs, *_] = await client.score(name, unpublished.probe["ids"])
-        distance = max(
-            abs(actual - expected) for actual, expected in zip(logprobs, unpublished.probe["logprobs"][0], strict=True)
-        )
-        self.milliseconds.setdefault("distance", []).append(distance)
+            scores = await client.score(name, unpublished.probe["ids"])
+        rows = zip(scores, unpublished.probe["logprobs"], strict=True)
+        self.distances.append(max(abs(a - b) for row in rows for a, b in zip(*row, strict=True)))
         await client.unload_adapter(name)
         await client.aclose()
 
@@ -139,47 +131,95 @@ class Swaps:
             await self.post("/update_weights_from_disk", weights)
             await self.post("/continue_generation", {"torch_empty_cache": False})
 
-    async def all(self, versions: Sequence[UnpublishedVersion], peer: int) -> None:
-        client = self.engine.connect()
-        await asyncio.sleep(3 * self.pause)
-        for number, unpublished in enumerate(versions):
-            await self.by_path(f"version-{number}", unpublished)
-            await asyncio.sleep(self.pause)
-            await self.in_memory(f"memory-{number}", unpublished)
-            await asyncio.sleep(self.pause)
-            if number >= LOADED_ADAPTERS:
-                await client.unload_adapter(f"version-{number - LOADED_ADAPTERS}")
+    async def all(self) -> None:
+        await asyncio.sleep(3 * self.arguments.pause)
+        for number in range(self.arguments.warm + self.arguments.versions):
+            if number == self.arguments.warm:  # kernels are compiled at their first use
+                print("\nThe versions before are not counted.", flush=True)
+                self.milliseconds.clear()
+                self.spans = [Span("warm-up", 0.0, time.perf_counter())]
+            await self.release(number)
         for mode in ("retract", "abort"):
-            for _ in range(peer):
+            for _ in range(self.arguments.peer):
                 await self.reload(mode)
-                await asyncio.sleep(self.pause)
-        await client.aclose()
+                await asyncio.sleep(self.arguments.pause)
 
-    def table(self) -> Iterator[str]:
-        yield "| milliseconds | p50 | p95 | p99 | worst | longest gap in a reply meanwhile | replies cut |"
-        yield "|---|---|---|---|---|---|---|"
-        for operation, values in self.milliseconds.items():
-            if operation != "distance":
-                gap = f"{max(self.streams.gaps.get(operation, [0.0])):.0f}" if " " in operation else ""
-                yield f"| {operation} | {spread(values, 1)} | {gap} | {self.streams.broken[operation] if gap else ''} |"
-        yield f"| nothing | | | | | {max(self.streams.gaps['nothing']):.0f} | {self.streams.broken['nothing']} |"
+    def table(self, replies: Sequence[StreamedReply]) -> Iterator[str]:
+        yield "| milliseconds | n | p50 | p95 | p99 | worst | longest gap in a reply meanwhile | replies cut |"
+        yield "|---|---|---|---|---|---|---|---|"
+        gaps, cut = by_operation(replies, self.spans)
+        for name, values in self.milliseconds.items():
+            is_phase = name in PHASES or name == "packed"
+            after = " | " if is_phase else f"{max(gaps.get(name, [0.0])):.0f} | {cut.get(name, 0)}"
+            yield f"| {name} | {len(values)} | {spread(values, 0)} | {after} |"
+        yield f"| nothing | | | | | | {max(gaps.get('', [0.0])):.0f} | {cut.get('', 0)} |"
 
 
-async def measure(engine: RunningEngine, versions: Sequence[UnpublishedVersion], arguments: argparse.Namespace) -> None:
-    streams = Streams(engine, SIZES[arguments.size][-1])
-    key, lora = (
-        {"authorization": f"Bearer {engine.spec.admin_key}"},
-        LoRAConfig(r=arguments.rank, alpha=2 * arguments.rank),
+def by_operation(
+    replies: Sequence[StreamedReply], spans: Sequence[Span]
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Return the gaps between chunks in milliseconds, and the number of cut replies, by operation; "" is nothing.
+
+    A gap belongs to an operation that ran during a part of it, a cut reply to one that ran when its last chunk came.
+    """
+
+    def operation(started: float, ended: float) -> str:
+        return next((span.operation for span in spans if span.started < ended and started < span.ended), "")
+
+    gaps: dict[str, list[float]] = {}
+    cut: dict[str, int] = {}
+    for reply in replies:
+        for before, after in pairwise(reply.times[1:]):
+            gaps.setdefault(operation(before, after), []).append(1000 * (after - before))
+        if reply.is_cut:
+            name = operation(reply.times[-1], reply.times[-1] + 0.001)
+            cut[name] = cut.get(name, 0) + 1
+    return gaps, cut
+
+
+async def count_mislabelled(trainer: TrainerProcess, replies: Sequence[StreamedReply]) -> str:
+    """Score replies of every version under it and under the versions before and after it."""
+    by_number: dict[int | None, list[StreamedReply]] = {}
+    for reply in replies:
+        number = None if reply.version is None else int(reply.version.rpartition("-")[2])
+        if not reply.is_cut and len(by_number.setdefault(number, [])) < REPLIES_SCORED:
+            by_number[number].append(reply)
+    numbers = sorted(by_number, key=lambda number: -1 if number is None else number)
+    own: dict[StreamedReply, float] = {}
+    others: dict[StreamedReply, float] = {}
+    for index, number in enumerate(numbers):
+        for neighbour in numbers[max(0, index - 1) : index + 2]:
+            scored = by_number[neighbour]
+            scores = await trainer.score(number, [ReplyIds(reply.prompt, reply.ids) for reply in scored])
+            for reply, row in zip(scored, scores, strict=True):
+                distance = fmean(abs(a - b) for a, b in zip(row, reply.logprobs, strict=True))
+                if neighbour == number:
+                    own[reply] = distance
+                else:
+                    others[reply] = min(distance, others.get(reply, distance))
+    mislabelled = sum(own[reply] >= others.get(reply, float("inf")) for reply in own)
+    return (
+        f"{len(replies)} replies; {len(own)} scored by the trainer, {mislabelled} nearer to another version than to "
+        f"the one they name (mean |log-prob difference| to it at most {max(own.values()):.2g}, to its neighbours at "
+        f"least {min(others.values(), default=float('nan')):.2g})"
     )
+
+
+async def measure(engine: RunningEngine, trainer: TrainerProcess, arguments: argparse.Namespace) -> None:
+    key = {"authorization": f"Bearer {engine.spec.admin_key}"}
+    lora = LoRAConfig(r=arguments.rank, alpha=2 * arguments.rank)
     shapes, settings = adapter_spec(Path(engine.spec.model), lora), Settings(dtype=arguments.dtype)
-    async with httpx2.AsyncClient(base_url=engine.spec.url, headers=key, timeout=300, trust_env=False) as admin:
-        swaps = Swaps(engine, admin, streams, settings, shapes, arguments.pause)
-        tasks = [asyncio.create_task(streams.stream(number)) for number in range(arguments.people)]
-        await swaps.all(versions, arguments.peer)
-        streams.stopped = True
-        await asyncio.gather(*tasks)
-    print("\n".join(swaps.table()))
-    print(f"\n{streams.replies} replies; largest probe distance: {max(swaps.milliseconds['distance']):.2g}")
+    vocabulary = SIZES[arguments.size][-1]
+    with streams_process(engine.spec.url, engine.spec.api_key, vocabulary, arguments.people) as streams:
+        async with httpx2.AsyncClient(base_url=engine.spec.url, headers=key, timeout=300, trust_env=False) as admin:
+            swaps = Swaps(engine, admin, trainer, streams, settings, shapes, arguments)
+            try:
+                await swaps.all()
+            finally:  # what was measured until an error is printed as well
+                replies = await streams.stop()
+                print("\n".join(swaps.table(replies)), flush=True)
+                print(f"\nLargest probe distance: {max(swaps.distances, default=float('nan')):.2g}", flush=True)
+    print(await count_mislabelled(trainer, replies), flush=True)
 
 
 def main() -> None:
@@ -189,35 +229,41 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--versions", type=int, default=30)
+    parser.add_argument("--warm", type=int, default=2, help="versions before these, which are not counted")
+    parser.add_argument("--memory", type=int, default=10, help="number of versions also loaded in memory")
     parser.add_argument("--peer", type=int, default=10, help="number of pauses in each mode of the comparison")
     parser.add_argument("--people", type=int, default=8)
     parser.add_argument("--pause", type=float, default=0.5, help="seconds between two swaps")
     parser.add_argument("--python", default=str(PYTHON), help="the interpreter that has SGLang")
     parser.add_argument("--flag", action="append", default=[], help="one more flag of SGLang, as --flag=--page-size=16")
+    parser.add_argument("--start", type=float, default=600.0, help="seconds that the engine may take to start")
+    parser.add_argument("--folder", type=Path, help="where to put the model and the versions, best in memory")
+    parser.add_argument("--log", type=Path, help="where to put the engine's log")
     arguments = parser.parse_args()
-    name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "CPU"
     lora = LoRAConfig(r=arguments.rank, alpha=2 * arguments.rank)
     config = TrainerConfig(lora=lora, dtype=arguments.dtype, device=arguments.device)
-    with TemporaryDirectory() as folder:
-        model = base_model(Path(folder) / "model", arguments.size, getattr(torch, arguments.dtype))
-        versions = make_versions(Path(folder) / "versions", model, arguments.versions, config)
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
+    with (
+        TemporaryDirectory(dir=arguments.folder) as folder,
+        trainer_process(Path(folder), arguments.size, config) as trainer,
+    ):
         spec = {
             "python": Path(arguments.python),
             "device": arguments.device,
             "dtype": arguments.dtype,
-            "adapter": adapter_spec(model, lora),
+            "adapter": adapter_spec(trainer.model, lora),
             "max_loras_per_batch": LOADED_ADAPTERS + 4,
             "extra_flags": tuple(arguments.flag),
         }
-        with sglang(model, START_SECONDS, **spec) as engine:
+        if arguments.log:
+            spec["log_path"] = arguments.log
+        with sglang(trainer.model, arguments.start, **spec) as engine:
+            name = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "CPU"
             print(
                 f"{name}, torch {torch.__version__}, {arguments.size}, rank {arguments.rank}, {arguments.dtype}, "
                 f"{arguments.people} streams of {TOKENS} tokens\n",
-                file=sys.stdout,
+                flush=True,
             )
-            asyncio.run(measure(engine, versions, arguments))
+            asyncio.run(measure(engine, trainer, arguments))
 
 
 if __name__ == "__main__":
