@@ -41,7 +41,7 @@ UNKNOWN_NAMES = {  # in a table with a `type`, whose names count
     "window_seconds, correction, labels",
     '[algorithm]\ntype = "kto"\nbetta = 1': "algorithm.betta is not a setting; did you mean algorithm.beta?",
     '[algorithm]\ntype = "kto"\nclip_lo = 0.1': "algorithm.clip_lo is not a setting; known are epochs, minibatches, "
-    "max_kl, beta, kind, desirable_weight, undesirable_weight",
+    "max_kl, beta, kind, desirable_weight, undesirable_weight, correction",
     "[algorithm]\nclip_lo = 0.1": "algorithm.clip_lo is not a setting; did you mean algorithm.clip_low?",
     "[algorithm]\ncorrection = {hihg = 1}": "algorithm.correction.hihg is not a setting; did you mean "
     "algorithm.correction.high?",
