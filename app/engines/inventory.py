@@ -1,23 +1,10 @@
 """Which versions each engine holds, and which it should hold. Rows are written under the engine's incarnation."""
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.engines import load_errors
-from app.models import (
-    ANSWERING,
-    ONCE_LIVE,
-    PENDING_RELEASE,
-    Deployment,
-    Engine,
-    Episode,
-    EpisodeState,
-    Pin,
-    Policy,
-    Version,
-    VersionRule,
-    VersionState,
-)
+from app.engines import episode_pins, load_errors
+from app.models import ANSWERING, ONCE_LIVE, PENDING_RELEASE, Deployment, Engine, Pin, Policy, Version
 
 
 async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
@@ -46,7 +33,7 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
             .limit(keep)
         )
         ids |= set(recent)
-        ids |= set(await session.scalars(_select_pinned_by_episodes(policy_id).limit(keep)))
+        ids |= set(await session.scalars(episode_pins.select_pinned_versions(policy_id).limit(keep)))
     rows = await session.scalars(
         select(Version)
         .join(Policy, Policy.id == Version.policy_id)
@@ -55,14 +42,6 @@ async def wanted_versions(session: AsyncSession, keep: int) -> list[Version]:
         .order_by(Version.number, Version.id)
     )
     return list(rows)
-
-
-def _select_pinned_by_episodes(policy_id: str) -> Select[str]:
-    """Return a query of the versions of open episodes that no other version may answer, the newest first."""
-    is_pinned = (Episode.state == EpisodeState.OPEN, Episode.version_rule == VersionRule.PIN)
-    pinned = select(Episode.start_version_id).where(Episode.policy_id == policy_id, *is_pinned)
-    is_held = (Version.id.in_(pinned), Version.state != VersionState.ROLLED_BACK)
-    return select(Version.id).where(*is_held).order_by(Version.number.desc(), Version.id)
 
 
 async def serving_adapter_names(session: AsyncSession) -> set[str]:

@@ -22,6 +22,7 @@ from alignment.errors import DamagedAdapter
 from app.core.database import Database, chunked, now
 from app.core.settings import Settings
 from app.deployments.policy_states import POLICY_DELETED
+from app.engines import episode_pins
 from app.models import (
     PENDING_RELEASE,
     AuditAction,
@@ -57,16 +58,16 @@ _damaged: set[Path] = set()  # folders that differ from their manifests, so that
 async def find_used(session: AsyncSession, policy: Policy, ancestors: int) -> set[str]:
     """Return the versions whose files are needed, however old they are.
 
-    These serve, have served before, are the canary, are pinned or wait for their release; the head; the parents of open
-    batches; and the last ancestors of what serves, to which a rollback returns.
+    These serve, have served before, are the canary, are pinned, also by open episodes, or wait for their release; the
+    head; the parents of open batches; and the last ancestors of what serves, to which a rollback returns.
     """
     deployment = await repository.get_deployment(session, policy.id)
     used = {deployment.version_id, deployment.previous_version_id, deployment.canary_version_id, policy.head_version_id}
     pinned = select(Pin.version_id).where(Pin.policy_id == policy.id)
     pending = select(Version.id).where(Version.policy_id == policy.id, Version.state.in_(PENDING_RELEASE))
     parents = select(Batch.parent_id).where(Batch.policy_id == policy.id, Batch.state == BatchState.OPEN)
-    for query in (pinned, pending, parents):
-        used |= set(await session.scalars(query.distinct()))
+    for query in (pinned.distinct(), pending, parents.distinct(), episode_pins.select_pinned_versions(policy.id)):
+        used |= set(await session.scalars(query))
     used |= {version.id for version in await repository.list_ancestors(session, deployment.version_id, ancestors)}
     return {id for id in used if id is not None}
 

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 from alignment.artifacts import manifest
-from app.models import Batch, BatchState, Pin, PinKind, Version, VersionState
+from app.models import Batch, BatchState, Episode, Pin, PinKind, Version, VersionState
 from app.privacy import retention_files
+from tests.support import episodes
 from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch, publish
 from workers.retention import remove_expired
@@ -49,7 +50,7 @@ async def test_old_versions_lose_their_files_and_are_refused(harness: Harness) -
 
 
 async def test_versions_in_use_keep_their_files(harness: Harness) -> None:
-    await release(harness, 9)
+    await release(harness, 10)
     versions = {row.number: row for row in await harness.all(Version)}
     policy, turn = await harness.policy(), await harness.turn()
     batch = await create_batch(harness, turn, parent_id=versions[2].id)
@@ -57,12 +58,17 @@ async def test_versions_in_use_keep_their_files(harness: Harness) -> None:
         pin = {"project_id": policy.project_id, "policy_id": policy.id, "actor": "sk", "kind": PinKind.USER}
         session.add(Pin(id="pin-1", subject="bob", version_id=versions[1].id, **pin))
         (await session.get_one(Version, versions[3].id)).state = VersionState.SHADOW
+    episode = await episodes.create(harness, version="pin")
+    async with harness.db.write() as session:
+        (await session.get_one(Episode, episode["id"])).start_version_id = versions[4].id
     names = (await harness.api.post(PRUNE, json={"keep": 1, "dry_run": True})).json()["versions"]
-    ancestors = harness.settings.release.keep_versions  # of version 9, which serves
-    assert names == [f"shop@v{number}" for number in range(4, 9 - ancestors)]
+    ancestors = harness.settings.release.keep_versions  # of version 10, which serves
+    assert names == [f"shop@v{number}" for number in range(5, 10 - ancestors)]
+    await episodes.end(harness, episode["id"])
     async with harness.db.write() as session:
         (await session.get_one(Batch, batch.id)).state = BatchState.FAILED
-    assert (await harness.api.post(PRUNE, json={"keep": 1, "dry_run": True})).json()["versions"][0] == "shop@v2"
+    names = (await harness.api.post(PRUNE, json={"keep": 1, "dry_run": True})).json()["versions"]
+    assert names == ["shop@v2", *(f"shop@v{number}" for number in range(4, 10 - ancestors))]
 
 
 async def test_folder_outside_of_the_home_is_not_deleted(harness: Harness, tmp_path: Path) -> None:
