@@ -3,13 +3,13 @@
 import asyncio
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 import httpx2
 
 from demo.dialogues import HELD_OUT, SYSTEM, SimulatedUser
-from tests.benchmarks.swap_users import ReplyRecord, stream_reply
+from tests.benchmarks.swap_users import Users, stream_reply
 
 RULES = ("follow", "leash", "pin")  # which version answers after the first chat; docs/episodes.md
 TURNS = 6
@@ -17,29 +17,16 @@ LEFT = "left the version that its episode is pinned to"
 
 
 @dataclass
-class Agents:
-    """Agents who play one episode after another. `urls`: the APIs, to which they are assigned in turn.
+class Agents(Users):
+    """Users who play one episode after another.
 
     `episodes` counts those that have ended by rule; `mixed` those of them that several versions have answered.
     """
 
-    urls: list[str]
-    key: str
-    policy: str
-    count: int
-    max_tokens: int = 48
-    think: float = 0.1
-    replies: list[ReplyRecord] = field(default_factory=list)
     episodes: Counter[str] = field(default_factory=Counter)
     mixed: Counter[str] = field(default_factory=Counter)
-    stopped: bool = False
 
-    async def chat(self, seed: int) -> None:
-        async with asyncio.TaskGroup() as group:
-            for number in range(self.count):
-                group.create_task(self._agent(self.urls[number % len(self.urls)], random.Random(f"{seed}/{number}")))
-
-    async def _agent(self, url: str, rng: random.Random) -> None:
+    async def _user(self, url: str, rng: random.Random) -> None:
         headers = {"authorization": f"Bearer {self.key}"}
         rules = cycle(rng.sample(RULES, len(RULES)))
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as api:
@@ -61,7 +48,7 @@ class Agents:
             reply = await stream_reply(api, body, headers)
             labels.append(reply.label)
             if rule == "pin" and reply.failure is None and reply.label != labels[0]:
-                reply = ReplyRecord(reply.requested_at, reply.first_at, reply.largest_gap, LEFT, reply.id, reply.label)
+                reply = replace(reply, failure=LEFT)
             self.replies.append(reply)
             messages.append({"role": "assistant", "content": reply.text})
             await asyncio.sleep(rng.uniform(0, self.think))
