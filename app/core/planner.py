@@ -1,7 +1,21 @@
-"""Hints to PostgreSQL's planner, for the rest of a transaction."""
+"""Hints to the planners of the databases: for the rest of a transaction, or for one table of a statement."""
 
-from sqlalchemy import text
+from typing import TypeVarTuple
+
+from sqlalchemy import Select, text
 from sqlalchemy.ext.asyncio import AsyncSession
+
+Columns = TypeVarTuple("Columns")
+
+
+def read_by(statement: Select[*Columns], table: type[object], index: str) -> Select[*Columns]:
+    """Let SQLite read a table of the statement by this index, and no other. PostgreSQL chooses by its statistics.
+
+    SQLite has none, since nobody runs ANALYZE: it takes the first index that has a column of the condition, or one in
+    which it expects fewer rows because of an inequality. It refuses a statement whose conditions do not admit the
+    index; `false()` is such a one, because SQLAlchemy leaves out the others beside it.
+    """
+    return statement.with_hint(table, f"INDEXED BY {index}", "sqlite")
 
 
 async def prefer_indexes(session: AsyncSession) -> None:

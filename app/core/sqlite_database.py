@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, event
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -73,6 +74,13 @@ class StatementLimit:
         return time.monotonic() > self._end
 
 
+class Compiler(SQLiteCompiler):
+    """Names the index that a table is to be read by (`app.core.planner.read_by`), which SQLAlchemy does not do."""
+
+    def get_from_hint_text(self, table: object, text: str | None) -> str | None:
+        return text
+
+
 def make_file_private(path: Path) -> None:
     """Create the file, in a folder that only its owner can enter, or take away the permissions of other users.
 
@@ -91,8 +99,12 @@ def make_file_private(path: Path) -> None:
 def prepare(engine: Engine, seconds: float | None, wait_seconds: float) -> None:
     """Let the engine open private files, begin write transactions as such, and end statements after `seconds`.
 
+    Statements may name the index that a table is read by.
+
     A transaction waits for another process for at most `wait_seconds`, or for what is left of its turn.
     """
+
+    engine.dialect.statement_compiler = Compiler
 
     @event.listens_for(engine, "do_connect")
     def do_connect(dialect: object, record: object, args: object, kwargs: object) -> None:

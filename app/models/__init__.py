@@ -5,7 +5,11 @@ from app.models.audit import Audit, AuditAction, AuditChain, record_audit
 from app.models.base import Base, new_id
 from app.models.batch import (
     COUNTED_STATES,
+    HAS_CONTRAST,
+    HAS_FAILED,
     IS_MISCOUNTED,
+    IS_UNCOMPARED,
+    IS_UNCOUNTED,
     AssemblyLook,
     Batch,
     BatchState,

@@ -15,6 +15,12 @@ IS_MISCOUNTED = (
     "CASE WHEN counted_state <> state AND (state IN ('open', 'quarantined') OR counted_state <> '') "
     "THEN 1 ELSE 0 END = 1"
 )
+# Samples that returned from a batch and have changed since; see app/training/sample_failures.py.
+IS_UNCOUNTED = "CASE WHEN num_returns > 0 AND failures_counted_at <> changed_at THEN 1 ELSE 0 END = 1"
+HAS_FAILED = "num_failures > 0"
+# Samples that have changed since they were compared with their groups; see workers/training/contrast.py.
+IS_UNCOMPARED = "CASE WHEN compared_at <> changed_at THEN 1 ELSE 0 END = 1"
+HAS_CONTRAST = "group_contrast > 0"
 WITHDRAWN = "withdrawn"  # why a sample was dropped: its turn has no effective feedback left
 
 
@@ -26,6 +32,7 @@ class SampleState(StrEnum):
     DROPPED = "dropped"
 
 
+NEVER = -1.0  # a time before every `changed_at`
 COUNTED_STATES = (SampleState.OPEN, SampleState.QUARANTINED)  # that SampleTotals count samples in
 
 
@@ -82,6 +89,14 @@ class Sample(Created, Base):
         doc="whether somebody has corrected its reply, and the text can be learned from",
     )
     num_returns: Mapped[int] = mapped_column(default=0, server_default="0", doc="how often it returned from a batch")
+    num_failures: Mapped[int] = mapped_column(
+        default=0,
+        server_default="0",
+        doc="in how many quarantined batches it was when they were counted; 0 if an update has succeeded with it",
+    )
+    failures_counted_at: Mapped[float] = mapped_column(
+        default=NEVER, server_default="-1", doc="its `changed_at` when `num_failures` was counted"
+    )
     batch_id: Mapped[str | None] = mapped_column(ForeignKey("batches.id"), index=True)
     automated_batch_id: Mapped[str | None] = mapped_column(
         String(48), doc="the batch that has learned from its automated reward, which a person's feedback replaces"
@@ -101,6 +116,12 @@ class Sample(Created, Base):
     )
     episode_reward: Mapped[float | None] = mapped_column(
         doc="of that attempt: what the attempts of the group are compared by, while `reward` may be a return"
+    )
+    group_contrast: Mapped[float] = mapped_column(
+        default=0.0, server_default="0", doc="by how much the rewards of its group differed when it was compared"
+    )
+    compared_at: Mapped[float] = mapped_column(
+        default=NEVER, server_default="-1", doc="its `changed_at` when it was compared with its group"
     )
     # Copies, so that the assembly reads no other table; see `app.training.sample_columns`.
     origin: Mapped[str | None] = mapped_column(String(16), doc="its turn's; null while the columns below are not known")
@@ -124,12 +145,30 @@ class Sample(Created, Base):
         partial_index("ix_samples_in_order", "policy_id", "is_automated", "ready_at", where="state = 'open'"),
         partial_index("ix_samples_in_groups", "policy_id", "group_id", where="state = 'open'"),
         partial_index("ix_samples_of_raters", "policy_id", "rater", where="state = 'open'"),
+        partial_index(
+            "ix_samples_of_versions", *("policy_id", "is_automated", "version_id", "turn_id"), where="state = 'open'"
+        ),
         partial_index("ix_samples_policy_id_reward", "policy_id", "reward", where="state = 'open'"),
         partial_index("ix_samples_corrected", "policy_id", "is_corrected", where="state = 'open'"),
         partial_index("ix_samples_policy_id_replied_at", "policy_id", "replied_at", where="state = 'open'"),
         partial_index("ix_samples_policy_id_changed_at", "policy_id", "changed_at", where="state = 'open'"),
         partial_index("ix_samples_miscounted", "policy_id", "changed_at", where=IS_MISCOUNTED),
         partial_index("ix_samples_returned", "policy_id", where="state = 'open' AND num_returns > 0"),
+        partial_index(
+            "ix_samples_uncounted_failures", "policy_id", "turn_id", where=f"state = 'open' AND {IS_UNCOUNTED}"
+        ),
+        partial_index("ix_samples_failed", "policy_id", "num_failures", where=f"state = 'open' AND {HAS_FAILED}"),
+        partial_index("ix_samples_uncompared", "policy_id", "turn_id", where=f"state = 'open' AND {IS_UNCOMPARED}"),
+        partial_index(
+            "ix_samples_contrast",
+            *("policy_id", "group_contrast", "turn_id"),
+            where=f"state = 'open' AND {HAS_CONTRAST}",
+        ),
+        partial_index(
+            "ix_samples_rewards_of_groups",
+            *("policy_id", "group_id", "episode_reward", "reward"),
+            where="state = 'open'",
+        ),
         partial_index("ix_samples_unknown_origin", "policy_id", "origin", where="state = 'open' AND origin IS NULL"),
     )
 
@@ -144,7 +183,7 @@ class AssemblyLook(Base):
     next_at: Mapped[float] = mapped_column(doc="when the next look is due although nothing has changed")
     conditions: Mapped[str] = mapped_column(String(64), doc="hash of what the result depends on besides the samples")
     no_contrast_at: Mapped[float | None] = mapped_column(
-        doc="when the rewards of all open samples were read and did not differ, as those of later ones do not; or null"
+        doc="null; when earlier releases have read all rewards, which did not differ"
     )
 
 

@@ -15,16 +15,6 @@ from app.training.sample_columns import is_open
 COMMIT_SECONDS = 30.0
 # Raters gain and lose trust, and samples leave the open state, without a change that is looked for: so look again then.
 LOOK_SECONDS = 60.0
-# So often all groups are read where none had rewards that differ; in between, only those of the samples that changed.
-ALL_GROUPS_SECONDS = 600.0
-
-
-class NoContrast(NamedTuple):
-    """All open samples were read at `read_at`, and their rewards did not differ. Nor did they later: only those of the
-    samples whose `changed_at` is at least `changed_since` can."""
-
-    read_at: float
-    changed_since: float
 
 
 class Look(NamedTuple):
@@ -44,19 +34,8 @@ class Look(NamedTuple):
         changed_at = await session.scalar(select(func.max(Sample.changed_at)).where(*_is_open(self.policy_id)))
         return changed_at is None or changed_at < last.looked_at - COMMIT_SECONDS
 
-    async def last_without_contrast(self, session: AsyncSession) -> NoContrast | None:
-        """Return what is known of the rewards of the open samples, if they did not differ at the last look."""
-        last = await session.get(AssemblyLook, self.policy_id)
-        if last is None or last.no_contrast_at is None or last.conditions != self.conditions:
-            return None
-        is_recent = last.no_contrast_at <= last.looked_at <= self.time < last.no_contrast_at + ALL_GROUPS_SECONDS
-        return NoContrast(last.no_contrast_at, last.looked_at - COMMIT_SECONDS) if is_recent else None
-
-    async def record(self, session: AsyncSession, max_wait_seconds: float, no_contrast_at: float | None = None) -> None:
-        """Record that this look has found no batch.
-
-        `no_contrast_at` is when all open samples were last read, if their rewards do not differ.
-        """
+    async def record(self, session: AsyncSession, max_wait_seconds: float) -> None:
+        """Record that this look has found no batch."""
         ready_at = await _first_ready_at(session, self.policy_id, self.time)
         waited_at = await _first_ready_at(session, self.policy_id, self.time - max_wait_seconds)
         times = [self.time + LOOK_SECONDS]
@@ -66,7 +45,7 @@ class Look(NamedTuple):
             "looked_at": self.time,
             "next_at": min(times),
             "conditions": self.conditions,
-            "no_contrast_at": no_contrast_at,
+            "no_contrast_at": None,
         }
         insert = dialect_insert(session, AssemblyLook).values(policy_id=self.policy_id, **values)
         await session.execute(insert.on_conflict_do_update(index_elements=["policy_id"], set_=values))

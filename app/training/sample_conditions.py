@@ -1,6 +1,6 @@
 """Conditions on samples, as SQL expressions: which ones training may use, which the algorithm can learn from."""
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, text, true
+from sqlalchemy import ColumnElement, and_, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.tolerance import TOLERANCE
@@ -8,9 +8,6 @@ from app.core.database import now
 from app.core.settings import Settings
 from app.models import (
     ApiKey,
-    Batch,
-    BatchState,
-    BatchTurn,
     LearningMode,
     Origin,
     Policy,
@@ -29,18 +26,20 @@ async def usable_samples(session: AsyncSession, policy: Policy, settings: Settin
     return and_(is_allowed, is_learnable(policy, is_allowed, settings))
 
 
-async def allowed_samples(session: AsyncSession, policy: Policy, settings: Settings) -> ColumnElement[bool]:
-    """Return the condition that training may use a sample: its consent, and the version that generated it.
+async def allowed_samples(
+    session: AsyncSession, policy: Policy, settings: Settings, sample: type[Sample] = Sample
+) -> ColumnElement[bool]:
+    """Return the condition that training may use a `sample`: its consent, and the version that generated it.
 
     Any version by default, because the update corrects for its distance. In the synchronous mode the head alone, and
     with `max_staleness` the head and that many of its ancestors.
     """
-    is_consenting = await consenting_samples(session, policy.project_id)
+    is_consenting = await consenting_samples(session, policy.project_id, sample)
     steps = 0 if policy.mode == LearningMode.SYNCHRONOUS else settings.trainer.max_staleness
     if steps is None:
         return is_consenting
     line = await repository.list_ancestors(session, policy.head_version_id or "", steps)
-    return and_(Sample.version_id.in_([version.id for version in line]), is_consenting)
+    return and_(sample.version_id.in_([version.id for version in line]), is_consenting)
 
 
 def is_learnable(
@@ -103,12 +102,12 @@ def rewards_differ(min_contrast: float) -> ColumnElement[bool]:
     return func.max(compared_reward()) - func.min(compared_reward()) > min_contrast + TOLERANCE
 
 
-def compared_reward() -> ColumnElement[float]:
-    """Return what a Sample is compared with others of its group by: in a group of episodes the reward of its episode.
+def compared_reward(sample: type[Sample] = Sample) -> ColumnElement[float]:
+    """Return what a `sample` is compared with others of its group by: in a group of episodes the reward of its episode.
 
     The returns of one episode differ by the discount, which is no contrast.
     """
-    return func.coalesce(Sample.episode_reward, Sample.reward)
+    return func.coalesce(sample.episode_reward, sample.reward)
 
 
 def waits_for_new() -> ColumnElement[bool]:
@@ -119,27 +118,3 @@ def waits_for_new() -> ColumnElement[bool]:
 def is_planned() -> ColumnElement[bool]:
     """Return the condition that a Sample's prompt comes from a prompt set."""
     return func.coalesce(Sample.origin, "") == Origin.PROMPT_SET
-
-
-def num_failures() -> ColumnElement[int]:
-    """Return the number of quarantined batches that a Sample was in, as a SQL expression.
-
-    It is 0 if an update has succeeded with the sample.
-    """
-    batch_of_sample = (BatchTurn.turn_id == Sample.turn_id, Batch.id == BatchTurn.batch_id)
-    count = select(func.count()).where(*batch_of_sample, Batch.state == BatchState.QUARANTINED)
-    has_trained = exists().where(*batch_of_sample, Batch.state == BatchState.TRAINED)
-    return case((Sample.num_returns == 0, 0), (has_trained, 0), else_=count.correlate(Sample).scalar_subquery())
-
-
-async def max_failures(session: AsyncSession, policy_id: str, is_usable: ColumnElement[bool]) -> int:
-    """Return how often the ready sample that failed most often has failed; 0 if none has."""
-    # SQLite would use an index of all open samples, whatever their statistics.
-    hint = "INDEXED BY ix_samples_returned" if session.get_bind().dialect.name == "sqlite" else ""
-    returned = text(
-        f"SELECT turn_id FROM samples {hint} WHERE policy_id = :policy_id AND state = 'open' AND num_returns > 0"
-    )
-    turn_ids = returned.bindparams(policy_id=policy_id).columns(Sample.turn_id).subquery()
-    is_returned = Sample.turn_id.in_(select(turn_ids.c.turn_id))
-    query = select(func.max(num_failures())).where(is_returned, Sample.ready_at <= now(), is_usable)
-    return int(await session.scalar(query) or 0)

@@ -13,6 +13,7 @@ ANY_ORDER = {
     "app/deployments/version_router.py:_pinned_version_id": "there is one pin of each kind on the three subjects",
     "app/feedback/settled_votes.py:_find_settled": "the votes are counted, and updated as a set",
     "app/ops/webhook_events.py:create_deliveries": "old deliveries are deleted in pages until none is left",
+    "workers/training/assemble.py:_find_stale_versions": "a recursive query stops at the limit, version by version",
     "app/privacy/retention.py:find_turns": "a recursive query stops at the limit, level by level",
 }
 

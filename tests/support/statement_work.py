@@ -53,7 +53,7 @@ async def count_work(db: Database) -> AsyncIterator[StatementWork]:
     statements: list[tuple[str, Any]] = []
 
     def record(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        if not many and statement.startswith(("SELECT", "WITH", "SET LOCAL")):
+        if not many and statement.startswith(("SELECT", "WITH", "UPDATE", "SET LOCAL")):
             statements.append((statement, parameters))
 
     engines = (db.engine.sync_engine, db._sync)
@@ -79,6 +79,7 @@ async def count_work(db: Database) -> AsyncIterator[StatementWork]:
             assert row is not None
             [plan] = row[0] if isinstance(row[0], list) else json.loads(row[0])
             work.amount += _count_rows(plan["Plan"])
+        server.rollback()  # an UPDATE is run a second time, for the rows that it reads
 
 
 def _count_rows(node: dict[str, Any]) -> int:

@@ -1,12 +1,16 @@
 """Freeze ready samples into batches. Freshness and size are decided here and nowhere else."""
 
 import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
+from functools import partial
 
-from sqlalchemy import ColumnElement, and_, exists, select, true, update
+from sqlalchemy import ColumnElement, Select, and_, exists, select, true, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
-from app.core.database import Database, database_time, now
+from app.core.database import Database, database_time
 from app.core.jobs import enqueue_after_commit
 from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
@@ -26,10 +30,10 @@ from app.models import (
 from app.policies import repository
 from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import effective_settings
-from app.training import batch_samples, line_moves, sample_conditions, service
+from app.training import batch_samples, line_moves, sample_conditions, sample_failures, service
 from app.training.fruitless_looks import begin_look
 from app.training.sample_columns import fill_columns, is_open
-from workers.training.contrast import find_contrast
+from workers.training.contrast import Contrast, find_contrast
 from workers.training.line_moves import finish_moves
 from workers.training.select_samples import SamplePool, select_samples
 
@@ -43,30 +47,37 @@ class Outcome(Enum):
     """What a transaction of the assembly of one policy has done."""
 
     NOTHING = "nothing"
-    PREPARED = "prepared"  # some samples were completed or dropped, and others follow
+    PREPARED = "prepared"  # some samples were completed, compared or dropped, and others follow
     FROZEN = "frozen"  # a batch
 
 
 async def assemble(db: Database, settings: Settings) -> int:
     """Finish the moves of samples after rollbacks, then freeze at most one batch per policy, the projects taking turns.
 
+    A policy whose samples are prepared in several steps has its next one after the other policies.
+
     Returns how many were frozen. After RUN_SECONDS the task is enqueued again, so that other tasks of the same worker
     can run.
     """
     start = time.monotonic()
     is_late = are_moved = False
+    waiting: deque[str] = deque()
+
+    def take_waiting() -> Iterator[str]:
+        while waiting:
+            yield waiting.popleft()
 
     async def assemble_policy(policy_id: str) -> int:
         nonlocal is_late
-        while True:
-            is_late = is_late or time.monotonic() > start + RUN_SECONDS
-            if is_late:
-                return 0
-            async with db.write() as session:
-                outcome = await _assemble(session, policy_id, settings)
-            if outcome != Outcome.PREPARED:
-                return outcome == Outcome.FROZEN
+        is_late = is_late or time.monotonic() > start + RUN_SECONDS
+        if is_late:
+            return 0
+        # Curation may lock the same samples in another order.
+        outcome = await db.retry_on_deadlock(partial(_assemble, policy_id=policy_id, settings=settings))
+        if outcome == Outcome.PREPARED:
+            waiting.append(policy_id)
             await db.let_others_write()
+        return outcome == Outcome.FROZEN
 
     try:
         try:
@@ -75,8 +86,8 @@ async def assemble(db: Database, settings: Settings) -> int:
             async with db.read() as session:
                 is_trained = (Policy.mode != LearningMode.HALTED, Policy.state == PolicyState.ACTIVE)
                 query = select(Policy.project_id, Policy.id).where(*is_trained).order_by(Policy.id)
-                policies = take_turns((await session.execute(query)).tuples())
-            num_frozen = await run_each(policies, assemble_policy, "the assembly of")
+                waiting.extend(take_turns((await session.execute(query)).tuples()))
+            num_frozen = await run_each(take_waiting(), assemble_policy, "the assembly of")
         return num_frozen
     finally:
         if is_late or not are_moved:
@@ -106,10 +117,14 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
         return Outcome.NOTHING
     if await fill_columns(session, policy_id, STEP) == STEP or await _drop_old_samples(session, policy, settings):
         return Outcome.PREPARED
-    contrast = await find_contrast(session, look, settings.algorithm)
-    samples = await _select_batch(session, policy, settings) if contrast.exists else []
+    if await sample_failures.count_failures(session, policy_id, STEP) == STEP:
+        return Outcome.PREPARED
+    contrast = await find_contrast(session, policy_id, settings.algorithm, STEP)
+    if contrast == Contrast.UNKNOWN:
+        return Outcome.PREPARED
+    samples = await _select_batch(session, policy, settings) if contrast == Contrast.EXISTS else []
     if not samples:
-        await look.record(session, settings.trainer.max_wait_seconds, contrast.read_at)
+        await look.record(session, settings.trainer.max_wait_seconds)
         return Outcome.NOTHING
     await _freeze(locked, head, samples)
     return Outcome.FROZEN
@@ -124,7 +139,7 @@ async def _select_batch(session: AsyncSession, policy: Policy, settings: Setting
     """
     is_usable = await sample_conditions.usable_samples(session, policy, settings)
     pool = SamplePool(policy.id, is_usable)
-    if num_failures := await sample_conditions.max_failures(session, policy.id, is_usable):
+    if num_failures := await sample_failures.max_failures(session, policy, settings):
         size = max(2, settings.trainer.batch_size >> num_failures)
         smaller = {
             "trainer.min_batch_size": min(settings.trainer.smallest_batch, size),
@@ -170,29 +185,73 @@ async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Set
     may be left.
     """
     max_age = settings.trainer.max_sample_age_seconds
-    is_too_old = Sample.replied_at < now() - max_age
-    limits = [await _drop(session, policy, is_too_old, f"its reply is older than {max_age / 86400:g} days")]
-    limits.append(await _drop_stale(session, policy, AUTOMATED_STALENESS, Sample.is_automated.is_(True)))
+    reason = f"its reply is older than {max_age / 86400:g} days"
+    # Of a sample that curation has just added, `replied_at` is not known yet. The time is a number, since PostgreSQL
+    # expects that a third of all samples is older than an expression.
+    is_old = and_(Sample.replied_at < await database_time(session) - max_age, Sample.origin.is_not(None))
+    limits = [await _drop(session, policy, is_old, (Sample.replied_at, Sample.turn_id), reason, STEP)]
+    limits.append(await _drop_stale(session, policy, AUTOMATED_STALENESS, (True,)))
     if settings.trainer.max_staleness is not None:
-        limits.append(await _drop_stale(session, policy, settings.trainer.max_staleness, true()))
+        limits.append(await _drop_stale(session, policy, settings.trainer.max_staleness, (True, False)))
     return max(limits) == STEP
 
 
-async def _drop_stale(session: AsyncSession, policy: Policy, max_staleness: int, condition: ColumnElement[bool]) -> int:
-    """Drop the samples with this condition whose version is not the head or one of its last `max_staleness` parents."""
+async def _drop_stale(session: AsyncSession, policy: Policy, max_staleness: int, is_automated: Collection[bool]) -> int:
+    """Drop the samples whose version is not the head or one of its last `max_staleness` parents, at most STEP.
+
+    Args:
+        is_automated: Drop those whose rewards are automated, or are not, or both.
+    """
     line = await repository.list_ancestors(session, policy.head_version_id or "", max_staleness)
-    is_stale = Sample.version_id.not_in([version.id for version in line])
     reason = f"its version is not v{line[0].number} or one of the {len(line) - 1} versions before it"
-    return await _drop(session, policy, and_(is_stale, condition), reason)
+    num_dropped = 0
+    for value in is_automated:
+        for version_id in await _find_stale_versions(session, policy.id, value, [version.id for version in line]):
+            # One version after the other: of a list of them, SQLite would look for all open samples without statistics.
+            is_stale = and_(Sample.is_automated.is_(value), Sample.version_id == version_id)
+            limit = STEP - num_dropped
+            num_dropped += await _drop(session, policy, is_stale, (Sample.turn_id,), reason, limit)
+            if num_dropped == STEP:
+                return STEP
+    return num_dropped
 
 
-async def _drop(session: AsyncSession, policy: Policy, condition: ColumnElement[bool], reason: str) -> int:
-    """Drop at most STEP open samples with this condition. Return how many."""
-    is_own = (Sample.policy_id == policy.id, is_open())
-    values = {"state": SampleState.DROPPED, "rule": SampleRule.TOO_OLD, "reason": reason}
-    first = select(Sample.turn_id).where(*is_own, condition).limit(STEP)
-    result = await session.execute(update(Sample).where(Sample.turn_id.in_(first), *is_own).values(values))
-    return int(result.rowcount)  # type: ignore[attr-defined]
+async def _find_stale_versions(
+    session: AsyncSession, policy_id: str, is_automated: bool, line: Collection[str]
+) -> list[str]:
+    """Return the versions of open samples that are not in the line, at most STEP.
+
+    Each version is found by one look into an index, however many samples it has.
+    """
+    is_one = (Sample.policy_id == policy_id, is_open(), Sample.is_automated.is_(is_automated))
+
+    def first_version(after: ColumnElement[bool]) -> Select[str]:
+        return select(Sample.version_id).where(*is_one, after).order_by(Sample.version_id).limit(1)
+
+    versions = select(first_version(true()).scalar_subquery().label("id")).cte("versions", recursive=True)
+    following = first_version(Sample.version_id > versions.c.id).correlate(versions).scalar_subquery()
+    versions = versions.union_all(select(following).where(versions.c.id.is_not(None)))
+    is_stale = (versions.c.id.is_not(None), versions.c.id.not_in(line))
+    return list(await session.scalars(select(versions.c.id).where(*is_stale).limit(STEP)))
+
+
+async def _drop(
+    session: AsyncSession,
+    policy: Policy,
+    condition: ColumnElement[bool],
+    order: Sequence[InstrumentedAttribute[str] | InstrumentedAttribute[float]],
+    reason: str,
+    limit: int,
+) -> int:
+    """Drop the open samples with this condition, the first `limit` in this order. Return how many were found."""
+    found = select(Sample.turn_id).where(Sample.policy_id == policy.id, is_open(), condition)
+    turn_ids = list(await session.scalars(found.order_by(*order).limit(limit)))
+    if turn_ids:
+        values = {"state": SampleState.DROPPED, "rule": SampleRule.TOO_OLD, "reason": reason}
+        # Without the policy: with it, SQLite would read all open samples of the policy, and not these alone.
+        is_found = (Sample.turn_id.in_(turn_ids), is_open(), condition)  # a vote may have changed one meanwhile
+        await session.execute(update(Sample).where(*is_found).values(values))
+    return len(turn_ids)
 
 
 async def _freeze(locked: LockedPolicy, head: Version, samples: list[Sample]) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from alignment.config.algorithm import UpdateConfig
 from alignment.tolerance import TOLERANCE, exceeds
 from app.core.database import now
-from app.core.planner import prefer_indexes
+from app.core.planner import prefer_indexes, read_by
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState
 from app.training import sample_conditions, service
@@ -68,12 +68,12 @@ class SamplePool:
     def failed_first(self) -> "SamplePool":
         """Select the samples first that were in the most quarantined batches. Episodes are cut, to isolate one."""
         is_new = ~sample_conditions.waits_for_new()
-        priority = -sample_conditions.num_failures()
+        priority = -Sample.num_failures
         return replace(self, condition=is_new, priority=priority, has_usual_order=False, splits_episodes=True)
 
     def without_failed(self) -> "SamplePool":
         """Leave out the samples of quarantined batches."""
-        return replace(self, condition=sample_conditions.num_failures() == 0)
+        return replace(self, condition=Sample.num_failures == 0)
 
     def corrected_alone(self) -> "SamplePool":
         """Leave out the samples that have no corrected texts. Those need no contrast."""
@@ -318,9 +318,10 @@ def _ready_samples(pool: SamplePool, keys: Collection[str] | None) -> Subquery:
 
 def _turns_of_groups(pool: SamplePool, keys: Collection[str]) -> CompoundSelect[str]:
     """Return the turns of the groups with these keys. Each half reads by an index, which SQLite would not do for OR."""
-    in_group = (Sample.policy_id == pool.policy_id, is_open(), Sample.group_id.in_(keys))
-    alone = (Sample.turn_id.in_(keys), Sample.group_id.is_(None))
-    return union_all(select(Sample.turn_id).where(*in_group), select(Sample.turn_id).where(*alone))
+    is_own_open = (Sample.policy_id == pool.policy_id, is_open())
+    in_group = select(Sample.turn_id).where(*is_own_open, Sample.group_id.in_(keys))
+    alone = select(Sample.turn_id).where(Sample.turn_id.in_(keys), Sample.group_id.is_(None))
+    return union_all(read_by(in_group, Sample, "ix_samples_in_groups"), alone)
 
 
 def _is_within_rater_cap(

@@ -1,10 +1,11 @@
 """Assemble: batch size, freshness, caps and contrast."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, ReinforcePlusPlusConfig
 from alignment.config.rollouts import GroupSamplingConfig, RolloutsConfig
@@ -75,6 +76,31 @@ async def test_a_policy_that_fails_holds_up_no_other(harness: Harness, monkeypat
     with pytest.raises(ExceptionGroup, match="2 failed"):
         await assemble(harness.db, harness.settings)
     assert tried == {"shop", "a", "b"} and len(await harness.all(Batch)) == 1
+
+
+async def test_a_policy_with_many_samples_to_prepare_takes_turns_with_others(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven samples are prepared in steps of two. The other policy comes after the first step."""
+    await rate(harness, "+-+-+-+")
+    own = await harness.policy()
+    async with harness.db.write() as session:
+        await create_policy(session, own.project_id, "a", harness.settings.model)
+    steps: list[str] = []
+    step = assemble_module._assemble
+
+    def own_first(pairs: Iterable[tuple[str, str]]) -> list[str]:
+        return sorted((policy_id for _, policy_id in pairs), key=lambda policy_id: policy_id != own.id)
+
+    async def record(session: AsyncSession, policy_id: str, settings: Settings) -> assemble_module.Outcome:
+        steps.append("own" if policy_id == own.id else "other")
+        return await step(session, policy_id, settings)
+
+    monkeypatch.setattr(assemble_module, "STEP", 2)
+    monkeypatch.setattr(assemble_module, "_assemble", record)
+    monkeypatch.setattr(assemble_module, "take_turns", own_first)
+    await assemble(harness.db, harness.settings)
+    assert steps == ["own", "other", "own", "own", "own"]
 
 
 async def test_the_rest_of_a_long_assembly_is_enqueued_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from app.models import (
     Turn,
     new_id,
 )
-from app.training import feedback_density, fruitless_looks, sample_conditions
+from app.training import feedback_density, fruitless_looks
 from app.training.recomputation import request_recomputation
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
@@ -30,7 +30,8 @@ from workers.training import select_samples
 from workers.training.assemble import assemble
 
 FEW, MANY = 500, 2000
-LONG_AGO = {"changed_at": Sample.changed_at - 2 * fruitless_looks.COMMIT_SECONDS}
+AGE = 2 * fruitless_looks.COMMIT_SECONDS
+LONG_AGO = {"changed_at": Sample.changed_at - AGE, "compared_at": Sample.compared_at - AGE}
 
 
 async def work_of(harness: Harness, act: Callable[[], Awaitable[object]]) -> int:
@@ -64,26 +65,6 @@ async def test_a_batch_costs_the_same_however_many_samples_wait(
             await session.execute(update(Batch).values(state="trained"))
             await session.execute(update(Sample).values(state="trained"))
     assert amounts[1] < (1.2 if is_first else 2.5) * amounts[0]
-
-
-@pytest.mark.parametrize("num_returned", [0, 5])
-async def test_failures_are_counted_for_the_samples_that_returned(harness: Harness, num_returned: int) -> None:
-    policy = await harness.policy()
-
-    async def read() -> None:
-        async with harness.db.read() as session:
-            is_usable = await sample_conditions.usable_samples(session, policy, harness.settings)
-            assert await sample_conditions.max_failures(session, policy.id, is_usable) == 0
-
-    amounts = []
-    for number, count in enumerate((FEW, MANY - FEW)):
-        await add_samples(harness, count, lambda number: (-1.0) ** number, prefix=f"t{number}")
-        async with harness.db.write() as session:
-            returned = [f"chatcmpl-t0-{number:06}" for number in range(num_returned)]
-            await session.execute(update(Sample).where(Sample.turn_id.in_(returned)).values(num_returns=1))
-            await session.execute(text("ANALYZE"))
-        amounts.append(await work_of(harness, read))
-    assert amounts[1] < 1.2 * amounts[0] + 5
 
 
 async def test_the_feedback_of_returned_samples_is_found_by_indexes(harness: Harness) -> None:
@@ -180,7 +161,6 @@ async def test_samples_whose_rewards_are_equal_cost_nothing(harness: Harness, al
 
 
 async def test_a_group_gets_contrast_by_a_sample_that_changes(harness: Harness) -> None:
-    """Between two looks at all groups, only those of the samples that have changed are looked at."""
     harness.settings = harness.settings.replace({"algorithm": GRPOConfig()})
     await add_samples(harness, FEW, lambda number: 1.0)
     async with harness.db.write() as session:
@@ -190,29 +170,9 @@ async def test_a_group_gets_contrast_by_a_sample_that_changes(harness: Harness) 
         async with harness.db.write() as session:
             await session.execute(update(Sample).values(LONG_AGO))
             await session.execute(update(AssemblyLook).values(next_at=0.0))
-    [last] = await harness.all(AssemblyLook)
-    assert last.no_contrast_at is not None and last.no_contrast_at < last.looked_at
     async with harness.db.write() as session:
         await session.execute(update(Sample).where(Sample.turn_id == "chatcmpl-t-000007").values(reward=-1.0))
     assert await assemble(harness.db, harness.settings) == 1
-
-
-@pytest.mark.parametrize("change", ["settings", "time"])
-async def test_all_groups_are_read_again(harness: Harness, change: str) -> None:
-    harness.settings = harness.settings.replace({"algorithm": GRPOConfig()})
-    await add_samples(harness, 4, lambda number: 1.0)
-    await look(harness)
-    async with harness.db.write() as session:
-        await session.execute(update(Sample).values(LONG_AGO))
-        await session.execute(update(AssemblyLook).values(next_at=0.0))
-        if change == "time":
-            read_at = AssemblyLook.no_contrast_at - 2 * fruitless_looks.ALL_GROUPS_SECONDS
-            await session.execute(update(AssemblyLook).values(no_contrast_at=read_at))
-    if change == "settings":
-        harness.settings = harness.settings.replace({"trainer.max_wait_seconds": 1.0})
-    await look(harness)
-    [last] = await harness.all(AssemblyLook)
-    assert last.no_contrast_at == last.looked_at
 
 
 async def test_samples_whose_project_does_not_consent_cost_nothing(harness: Harness) -> None:
