@@ -17,7 +17,7 @@ from app.main import create_app
 from app.models import Turn, TurnState
 from tests.benchmarks.http_client import HttpConnection, post
 from tests.support.deployment import Harness
-from tests.support.processes import processes, until
+from tests.support.processes import PATIENCE_SECONDS, processes, until
 from tests.support.scripted_engine import ScriptedEngine, serve
 
 FULL = os.environ.get("ATTUNE_FULL") == "1"
@@ -131,7 +131,7 @@ async def test_disconnected_replies_end_and_are_recorded(
         await clients.wait_until_idle()
     monitoring.cancel()
 
-    await until(lambda: has_no_open_turn(harness), 60, "every turn is closed")
+    await until(lambda: has_no_open_turn(harness), PATIENCE_SECONDS, "every turn is closed")
     turns = await harness.all(Turn)
     prompts = [body["messages"][-1]["content"] for body in slow_engine.requests]
     stored = Counter(turn.own_messages[-1]["content"] for turn in turns)
@@ -147,7 +147,7 @@ async def test_disconnected_replies_end_and_are_recorded(
     async def has_no_new_task() -> bool:
         return not app.tasks() - tasks_before
 
-    await until(has_no_new_task, 60, f"the tasks have ended: {app.tasks() - tasks_before}")
+    await until(has_no_new_task, PATIENCE_SECONDS, f"the tasks have ended: {app.tasks() - tasks_before}")
 
 
 async def has_no_open_turn(harness: Harness) -> bool:
@@ -167,7 +167,7 @@ async def test_disconnects_leave_no_file_descriptor_open(harness: Harness, slow_
         for _ in range(2):  # the first round fills the connection pools
             await clients.disconnect(CLIENTS_PER_ROUND)
             await clients.wait_until_idle()
-            await until(lambda: has_no_open_turn(harness), 60, "every turn is closed")
+            await until(lambda: has_no_open_turn(harness), PATIENCE_SECONDS, "every turn is closed")
             await asyncio.sleep(4)  # the next request closes connections to the engine that were idle for three seconds
             await clients.complete_one()
             counts.append(count_descriptors(descriptors))

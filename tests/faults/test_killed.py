@@ -17,7 +17,7 @@ from app.core.settings import DEMO_MODEL
 from app.models import Batch, BatchState, Feedback, Reward, Sample, SampleState, Turn, TurnState, Version
 from tests.support.deployment import Harness
 from tests.support.held_updates import UpdateHold
-from tests.support.processes import processes, until
+from tests.support.processes import PATIENCE_SECONDS, processes, until
 from tests.support.scripted_engine import ScriptedEngine
 from workers.curate import curate
 from workers.reconcile import reconcile
@@ -83,7 +83,7 @@ async def test_trainer_killed_during_an_update_loses_nothing_and_repeats_nothing
         os.kill(rank, signal.SIGKILL)
         hold.open()
         running.start("worker")
-        await until(is_trained, 180, "the batch is trained after the kill")
+        await until(is_trained, PATIENCE_SECONDS, "the batch is trained after the kill")
 
     trained_batch = await read_batch()
     versions = [version for version in await harness.all(Version) if version.number > 0]
@@ -125,7 +125,7 @@ async def test_api_killed_during_a_reply_keeps_acknowledged_feedback(
         await reconcile(harness.db, harness.settings.replace({"server.chat_timeout_seconds": 0.5}))
         return (await harness.get(Turn, cut)).state == TurnState.ABORTED
 
-    await until(is_aborted, 60, "the reconciler has closed the open turn")
+    await until(is_aborted, PATIENCE_SECONDS, "the reconciler has closed the open turn")
     await curate(harness.db, harness.settings)
     await curate(harness.db, harness.settings)
     assert {(sample.turn_id, sample.state) for sample in await harness.all(Sample)} == {

@@ -4,7 +4,7 @@ import pytest
 
 from app.models import Reward, Rollout, RolloutPlan, RolloutState, Sample, Turn, TurnState
 from tests.support.deployment import Harness
-from tests.support.processes import processes, until
+from tests.support.processes import PATIENCE_SECONDS, processes, until
 from tests.support.rollout_rows import create_plan, create_prompt_set
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -28,13 +28,13 @@ async def test_plan_finishes_after_its_worker_is_killed(harness: Harness, script
     with processes(settings) as running:
         running.start("worker", "beat", "rollout")
         for _ in range(KILLS):
-            await until(is_generating, 60, "the engine generates a reply")
+            await until(is_generating, PATIENCE_SECONDS, "the engine generates a reply")
             running.kill("rollout")
             for reply in list(scripted.running.values()):
                 reply.is_aborted = True  # the process that requested it was killed
             running.start("rollout")
         scripted.is_blocked = lambda reply: False
-        await until(is_done, 120, "the plan is done")
+        await until(is_done, PATIENCE_SECONDS, "the plan is done")
     rows = await harness.all(Rollout)
     assert {row.state for row in rows} == {RolloutState.DONE} and max(row.attempt for row in rows) > 1
     assert sorted((row.row_number, row.choice_index, row.reward) for row in rows) == [

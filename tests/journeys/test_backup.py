@@ -17,7 +17,7 @@ from tests.journeys.deployments import create_deployment, engine_keys
 from tests.support.backups import empty_home, ignore_progress
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
-from tests.support.processes import processes, until
+from tests.support.processes import PATIENCE_SECONDS, processes, until
 
 
 @pytest.mark.engine
@@ -63,7 +63,7 @@ async def back_up_during_use(deployment: Harness, folder: Path) -> None:
         users = SimulatedUsers(running.settings, UserBehavior(users=8, seed=5))
         chatting = asyncio.create_task(users.run())
         try:
-            await until(has_learned, 300, "a version is live")
+            await until(has_learned, PATIENCE_SECONDS, "a version is live")
             await asyncio.to_thread(backup.create_backup, deployment.settings, folder, ignore_progress)
         finally:
             users.stop()
@@ -87,7 +87,7 @@ async def check_copy_serves(copy: Harness, engine: RunningEngine) -> None:
 
     with processes(copy.settings) as running:
         running.start("worker", "beat", "api")
-        await until(is_loaded, 60, "the engine has verified the restored version")
+        await until(is_loaded, PATIENCE_SECONDS, "the engine has verified the restored version")
         headers = {"authorization": f"Bearer {copy.key}"}
         body = {"model": "shop", "messages": [{"role": "user", "content": "When do you open?"}]}
         async with httpx2.AsyncClient(base_url=running.settings.local_url, headers=headers, timeout=60) as api:

@@ -13,7 +13,7 @@ from app.models import Batch, BatchState, Sample, SampleState, Version
 from tests.journeys.brokers import OwnRedis, shared_rabbitmq
 from tests.support.deployment import Harness
 from tests.support.frozen_batches import create_batch
-from tests.support.processes import Processes, processes, until
+from tests.support.processes import PATIENCE_SECONDS, Processes, processes, until
 
 pytestmark = [
     pytest.mark.journey,
@@ -26,7 +26,7 @@ async def wait_until_trained(harness: Harness, batch_id: str) -> None:
     async def is_trained() -> bool:
         return bool((await harness.get(Batch, batch_id)).state == BatchState.TRAINED)
 
-    await until(is_trained, 180, "the batch is trained")
+    await until(is_trained, PATIENCE_SECONDS, "the batch is trained")
 
 
 def pids(running: Processes) -> dict[str, int]:

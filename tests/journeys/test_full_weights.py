@@ -20,7 +20,7 @@ from demo.recompute_logprobs import check_logprobs
 from demo.simulate import SimulatedUsers, UserBehavior
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port, require_engine_environment
-from tests.support.processes import Processes, processes, until
+from tests.support.processes import PATIENCE_SECONDS, Processes, processes, until
 
 UPDATES = 2
 
@@ -57,11 +57,11 @@ async def test_training_loop_with_full_weights(deployment: Harness) -> None:
 
     with processes(deployment.settings) as running:
         running.start("engine", "trainer", "worker", "publisher", "beat", "api")
-        await until(is_ready, 240, "the engine is ready")
+        await until(is_ready, PATIENCE_SECONDS, "the engine is ready")
         users = SimulatedUsers(running.settings, UserBehavior(users=8, seed=5))
         chatting = asyncio.create_task(users.run())
         try:
-            await until(is_live, 400, f"{UPDATES} versions are live")
+            await until(is_live, PATIENCE_SECONDS, f"{UPDATES} versions are live")
         finally:
             users.stop()
             await chatting
@@ -89,7 +89,7 @@ async def wait_until_idle(deployment: Harness) -> None:
         return not pending and engine.swapping_until is None and engine.weights == (await deployment.serving()).weights
 
     await asyncio.sleep(3)
-    await until(is_idle, 120, "no release is pending")
+    await until(is_idle, PATIENCE_SECONDS, "no release is pending")
 
 
 async def check_restart(deployment: Harness, running: Processes) -> None:
@@ -104,7 +104,7 @@ async def check_restart(deployment: Harness, running: Processes) -> None:
         [engine] = await deployment.all(Engine)
         return engine.state == EngineState.READY and engine.incarnation > before.incarnation
 
-    await until(is_restarted, 240, "the engine is ready again")
+    await until(is_restarted, PATIENCE_SECONDS, "the engine is ready again")
     assert (await deployment.all(Engine))[0].weights == (await deployment.serving()).weights
     reply = await chat(deployment, running.settings.local_url)
     assert reply.headers["x-policy-version"] == f"shop@v{(await deployment.serving()).number}"

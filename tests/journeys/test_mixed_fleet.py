@@ -22,7 +22,7 @@ from tests.journeys.deployments import create_deployment, engine_keys
 from tests.support.deployment import Harness
 from tests.support.engine_adapters import ReferenceWeights
 from tests.support.engine_fixture import RunningEngine
-from tests.support.processes import processes, until
+from tests.support.processes import PATIENCE_SECONDS, processes, until
 from workers.release.delivery.adapters import verify_on_engines
 from workers.release.verify_delivery import NotDelivered, Timings
 
@@ -89,7 +89,7 @@ async def check_rollback(deployment: Harness, url: str, engines: tuple[RunningEn
     async def is_on_both() -> bool:
         return all(live.adapter_name in names for names in await held())
 
-    await until(is_on_both, 60, "both engines hold the version that serves")
+    await until(is_on_both, PATIENCE_SECONDS, "both engines hold the version that serves")
     headers = {"authorization": f"Bearer {deployment.key}"}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60) as api:
         answer = await api.post("/v1/policies/shop/rollback", json={"reason": "a test"})

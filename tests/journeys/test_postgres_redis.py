@@ -17,7 +17,7 @@ from tests.journeys.brokers import shared_redis
 from tests.journeys.deployments import create_deployment, engine_keys
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
-from tests.support.processes import processes, until
+from tests.support.processes import PATIENCE_SECONDS, processes, until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 
@@ -55,7 +55,7 @@ async def test_training_loop_on_postgres_and_redis(deployment: Harness) -> None:
         users = SimulatedUsers(running.settings, UserBehavior(users=8, seed=3))
         chatting = asyncio.create_task(users.run())
         try:
-            await until(is_live, 180, "version 1 is live")
+            await until(is_live, PATIENCE_SECONDS, "version 1 is live")
         finally:
             users.stop()
             await chatting

@@ -20,7 +20,7 @@ from demo.simulate import SimulatedUsers, UserBehavior
 from tests.journeys.deployments import create_deployment, engine_keys
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import RunningEngine
-from tests.support.processes import processes, until
+from tests.support.processes import PATIENCE_SECONDS, processes, until
 
 UPDATES = 5
 
@@ -124,7 +124,7 @@ async def wait_until_idle(deployment: Harness) -> None:
 
     seconds = 0
     while seconds < 3:  # between two stages nothing is open for a moment
-        await until(is_idle, 180, "no batch or release is pending")
+        await until(is_idle, PATIENCE_SECONDS, "no batch or release is pending")
         await asyncio.sleep(1)
         seconds = seconds + 1 if await is_idle() else 0
 

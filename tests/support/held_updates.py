@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from alignment.algorithms import TokenLoss, TokenLossInputs, register_policy_loss
 from app.core.settings import Settings
-from tests.support.processes import until
+from tests.support.processes import PATIENCE_SECONDS, until
 
 BEGUN, RELEASED, OPEN = "begun-", "released-", "open"
 
@@ -47,7 +47,7 @@ class UpdateHold:
         async def have_begun() -> bool:
             return len(self._pids(BEGUN) - self._pids(RELEASED)) >= num_ranks
 
-        await until(have_begun, 180, f"an update has begun on {num_ranks} rank(s)")
+        await until(have_begun, PATIENCE_SECONDS, f"an update has begun on {num_ranks} rank(s)")
         return self._pids(BEGUN) - self._pids(RELEASED)
 
     def release(self, pids: set[int]) -> None:

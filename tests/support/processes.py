@@ -16,6 +16,7 @@ from tests.support.engine_fixture import free_port
 from tests.support.settings import to_environment
 
 READY_SECONDS = 120.0
+PATIENCE_SECONDS = 540.0  # for what must happen some time: below pytest's limit, since a loaded machine is no failure
 
 
 @dataclass

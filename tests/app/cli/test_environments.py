@@ -16,7 +16,7 @@ from app.core.settings import REPOSITORY
 from app.models import Episode, Turn
 from tests.support.cli import run
 from tests.support.deployment import Harness
-from tests.support.processes import until
+from tests.support.processes import PATIENCE_SECONDS, until
 from tests.support.scripted_engine import ScriptedEngine
 
 ROOMS = "tests.support.environments:Rooms"
@@ -72,7 +72,7 @@ async def test_interruption_abandons_the_open_attempt(cli_harness: Harness, scri
     async def chats() -> bool:
         return bool(scripted.running)
 
-    await until(chats, 60, "the first chat")
+    await until(chats, PATIENCE_SECONDS, "the first chat")
     process.send_signal(signal.SIGINT)
     output, errors = await process.communicate()
     assert process.returncode == 130, errors.decode()

@@ -14,7 +14,7 @@ from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
 from tests.support.frozen_batches import create_batch
 from tests.support.held_updates import UpdateHold
-from tests.support.processes import Processes, processes, until
+from tests.support.processes import PATIENCE_SECONDS, Processes, processes, until
 from workers.training import batches
 
 SAMPLES = 16
@@ -62,7 +62,7 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness, tmp_p
     with processes(settings) as running:
         add_options(running, "--nproc", "2", "--rank-timeout", str(RANK_TIMEOUT))
         running.start("trainer")
-        await until(is_ready, 180, "two ranks are ready")
+        await until(is_ready, PATIENCE_SECONDS, "two ranks are ready")
         idle = rank_processes(running)
         await asyncio.sleep(1.5 * RANK_TIMEOUT)
         assert {rank: process.pid for rank, process in rank_processes(running).items()} == {
@@ -81,7 +81,7 @@ async def test_rank_that_dies_or_hangs_costs_one_attempt(harness: Harness, tmp_p
         async def is_trained() -> bool:
             return (await read_batch()).state == BatchState.TRAINED
 
-        await until(is_trained, 180, "the batch is trained after the faults")
+        await until(is_trained, PATIENCE_SECONDS, "the batch is trained after the faults")
 
     done = await read_batch()
     assert done.attempt == len(FAULTS) + 1
@@ -107,7 +107,7 @@ async def test_hosts_with_a_rendezvous_endpoint_train_together(harness: Harness)
         first = running.children["trainer"]
         second = running.children["second"] = replace(first, name="second", log=first.log.with_name("second.log"))
         running.start("trainer", "second")
-        await until(is_trained, 180, "the batch is trained by both")
+        await until(is_trained, PATIENCE_SECONDS, "the batch is trained by both")
         logs = first.log.read_text() + second.log.read_text()
     assert logs.count("trainer ready: 2 rank(s)") == 1, "only rank 0 consumes messages"
     [version] = [version for version in await harness.all(Version) if version.number]
