@@ -30,6 +30,7 @@ from app.models import (
 from app.policies import repository
 from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import effective_settings
+from app.raters.service import settle_missed_samples
 from app.training import batch_samples, line_moves, sample_conditions, sample_failures, service
 from app.training.fruitless_looks import begin_look
 from app.training.sample_columns import fill_columns, is_open
@@ -126,6 +127,8 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     if not samples:
         await look.record(session, settings.trainer.max_wait_seconds)
         return Outcome.NOTHING
+    if await settle_missed_samples(session, policy.project_id, [sample.turn_id for sample in samples]):
+        return Outcome.PREPARED
     await _freeze(locked, head, samples)
     return Outcome.FROZEN
 
