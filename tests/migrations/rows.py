@@ -51,22 +51,28 @@ def make_value(column: sa.Column[Any], mark: str) -> Any:
     raise AssertionError(f"{column}: add a value for {kind!r} to tests/migrations/rows.py")
 
 
-def read_rows(connection: sa.Connection) -> Rows:
+def read_rows(connection: sa.Connection, tables: list[sa.Table] | None = None) -> Rows:
     """Return every row of every table."""
     return {
         table.name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
-        for table in reflect_tables(connection)
+        for table in tables or reflect_tables(connection)
     }
 
 
 def find_lost_rows(before: Rows, after: Rows) -> list[str]:
     """Return the rows of `before` that `after` lacks, in the tables and columns that both schemas have."""
-    return [
-        f"{name}: {row}"
-        for name in before.keys() & after.keys()
-        for row in before[name]
-        if not any(rows_match(row, other) for other in after[name])
-    ]
+    return [f"{name}: {row}" for name in before.keys() & after.keys() for row in lost_rows(before[name], after[name])]
+
+
+def lost_rows(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of `before` without a match in `after`."""
+    if not (before and after):
+        return before
+    common = sorted(before[0].keys() & after[0].keys())
+    # Nearly all rows are found as they were: only the others are compared with every row.
+    unchanged = {repr([row[name] for name in common]) for row in after}
+    changed = [row for row in before if repr([row[name] for name in common]) not in unchanged]
+    return [row for row in changed if not any(rows_match(row, other) for other in after)]
 
 
 def rows_match(row: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,44 +30,47 @@ def connect(url: str) -> Iterator[sa.Connection]:
 
 def read_state(url: str) -> rows.Rows:
     with connect(url) as connection:
-        if connection.dialect.name == "sqlite":
-            assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
-        return rows.read_rows(connection)
+        return read_all(connection, rows.reflect_tables(connection))
 
 
-def insert_rows(url: str, mark: str) -> None:
-    with connect(url) as connection:
-        rows.insert_rows(connection, mark)
+def read_all(connection: sa.Connection, tables: list[sa.Table]) -> rows.Rows:
+    if connection.dialect.name == "sqlite":
+        assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+    return rows.read_rows(connection, tables)
 
 
 class MigrationRun:
     """Migrates one revision at a time; each step starts with rows that were inserted at every revision so far."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.config, self.marks = url, alembic_config(url), count()
+        self.url, self.config = url, alembic_config(url)
+        self.state: rows.Rows = {}
 
     def up(self) -> None:
-        for revision in REVISIONS:
-            before = read_state(self.url)
+        for number, revision in enumerate(REVISIONS):
             command.upgrade(self.config, revision)
-            assert rows.find_lost_rows(before, read_state(self.url)) == [], f"upgrade to {revision}"
-            insert_rows(self.url, f"m{next(self.marks)}")
+            with connect(self.url) as connection:
+                tables = rows.reflect_tables(connection)
+                lost = rows.find_lost_rows(self.state, read_all(connection, tables))
+                assert lost == [], f"upgrade to {revision}"
+                rows.insert_rows(connection, f"m{number}", tables)
+                self.state = read_all(connection, tables)
 
     def down(self) -> None:
         for target in reversed(["base", *REVISIONS[:-1]]):
-            before = read_state(self.url)
             command.downgrade(self.config, target)
-            assert rows.find_lost_rows(before, read_state(self.url)) == [], f"downgrade to {target}"
+            state = read_state(self.url)
+            assert rows.find_lost_rows(self.state, state) == [], f"downgrade to {target}"
+            self.state = state
 
 
 def test_upgrade_downgrade_upgrade_keeps_data(empty_database: str) -> None:
     run = MigrationRun(empty_database)
     run.up()
-    assert all(len(rows) >= 1 for rows in read_state(empty_database).values()) and len(
-        read_state(empty_database)["turns"]
-    ) == len(REVISIONS)
+    assert all(len(rows) >= 1 for rows in run.state.values())
+    assert len(run.state["turns"]) == len(REVISIONS)
     run.down()
-    assert read_state(empty_database) == {}
+    assert run.state == {}
     command.upgrade(run.config, "head")
     command.check(run.config)
 

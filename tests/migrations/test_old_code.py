@@ -63,12 +63,14 @@ def test_statements_of_older_code_run_on_the_newest_schema_if_it_admits_them(emp
     config = alembic_config(empty_database)
     scripts = ScriptDirectory.from_config(config)
     schemas: dict[str, list[sa.Table]] = {}
-    for revision in REVISIONS:
+    admitted = REVISIONS[REVISIONS.index(oldest_code(scripts, REVISIONS[-1])) : -1]
+    for revision in admitted:
         command.upgrade(config, revision)
         with connect(empty_database) as connection:
             schemas[revision] = rows.reflect_tables(connection)
+    command.upgrade(config, "head")
     with connect(empty_database) as connection:
-        for older in REVISIONS[REVISIONS.index(oldest_code(scripts, REVISIONS[-1])) : -1]:
+        for older in admitted:
             problem = find_problem(connection, schemas[older])
             assert problem is None, f"code of {older} on schema {REVISIONS[-1]}: {problem}; name it in `oldest_code`"
 
