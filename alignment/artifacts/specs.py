@@ -22,6 +22,7 @@ from alignment.errors import DamagedAdapter
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+TRAINER_STATE = "trainer"  # the folder that no engine reads: optimizer, critic, progress
 ADAPTER_PREFIX = "base_model.model."  # of the names in an adapter's file: peft wraps a model twice
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"

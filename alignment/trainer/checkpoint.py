@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from alignment.artifacts.manifest import publish_directory, verify, write_manifest
-from alignment.artifacts.specs import ADAPTER, WEIGHTS, AdapterSpec, check_adapter
+from alignment.artifacts.specs import ADAPTER, TRAINER_STATE, WEIGHTS, AdapterSpec, check_adapter
 from alignment.errors import DamagedAdapter
 from alignment.models import lora, parallel
 
-OPTIMIZER = Path("trainer/optimizer.safetensors")
-CRITIC = Path("trainer/critic.safetensors")
-STATE = Path("trainer/state.json")
+OPTIMIZER = Path(TRAINER_STATE, "optimizer.safetensors")
+CRITIC = Path(TRAINER_STATE, "critic.safetensors")
+STATE = Path(TRAINER_STATE, "state.json")
 _TENSOR, _MOMENT = "tensor.", "moment."
 
 

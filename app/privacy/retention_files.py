@@ -18,6 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.artifacts import manifest
+from alignment.artifacts.specs import TRAINER_STATE
 from alignment.errors import DamagedAdapter
 from app.core.database import Database, chunked, now
 from app.core.settings import Settings
@@ -46,7 +47,6 @@ from app.training.vote_totals import reopen_votes_on_turns
 
 MAX_VERSIONS = 20  # of a policy in one step
 MAX_SAMPLES = 200  # of a deleted policy in one step
-TRAINER_STATE = "trainer"  # the folder in a version's folder
 PRUNED = ".pruned"  # the suffix of a folder that is being deleted
 COPY_SECONDS = 3600.0  # a copy without the trainer state takes seconds: its files are links
 WITHOUT_STATE = ".weights"  # the suffix of a version's folder whose trainer state is deleted

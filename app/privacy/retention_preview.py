@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, LargeBinary, Select, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from alignment.artifacts.specs import TRAINER_STATE
 from app.core.retention_config import RetentionConfig
 from app.core.settings import Settings
 from app.models import Audit, DatasetRow, Feedback, Policy, Turn
@@ -81,11 +82,7 @@ async def _preview_files(
         result.append(Expired(f"versions of {policy.name}", len(versions), size))
     if config.optimizer_states is not None:
         with_state = await retention_files.select_with_state(session, policy, config.optimizer_states, settings)
-        folders = [
-            f"{version.adapter_path}/{retention_files.TRAINER_STATE}"
-            for version in with_state
-            if version.id not in pruned
-        ]
+        folders = [f"{version.adapter_path}/{TRAINER_STATE}" for version in with_state if version.id not in pruned]
         size = await asyncio.to_thread(retention_files.total_bytes, folders)
         result.append(Expired(f"optimizer states of {policy.name}", len(folders), size))
     return result

@@ -162,7 +162,7 @@ async def settle_missed_samples(session: AsyncSession, project_id: str, turn_ids
             )
             missed |= {rater.name: rater for rater in await session.scalars(query)}
     for name, rater in sorted(missed.items()):
-        await _update_samples(session, project_id, name, rater.standing, rater.reason or rater.standing)
+        await _update_samples(session, project_id, name, RaterStanding(rater.standing), rater.reason or rater.standing)
     return bool(missed)
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +27,7 @@ import httpx2
 import torch
 
 from alignment.artifacts.manifest import verify
-from alignment.artifacts.specs import AdapterSpec, check_adapter
+from alignment.artifacts.specs import TRAINER_STATE, AdapterSpec, check_adapter
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from app.core.settings import Settings
 from app.models import Version
@@ -87,7 +88,7 @@ class Swaps:
         exported = await self.trainer.export(number)
         folder, sealed = exported.version.folder, exported.version.manifest_sha256
         with timings.measure("check"):
-            await asyncio.to_thread(verify, folder, sealed)
+            await asyncio.to_thread(partial(verify, folder, sealed, skip=TRAINER_STATE))
             await asyncio.to_thread(check_adapter, folder, self.shapes)
         version = Version(adapter_name=name, adapter_path=str(folder), probe=exported.version.probe)
         await load_and_verify(client, version, folder, self.settings, timings)

@@ -45,6 +45,10 @@ def add(directory: Path) -> None:
     (directory / "trainer" / "more").write_text("")
 
 
+def add_next_to_it(directory: Path) -> None:
+    (directory / "trainer-notes").write_text("")
+
+
 def truncate_the_manifest(directory: Path) -> None:
     (directory / MANIFEST).write_bytes((directory / MANIFEST).read_bytes()[:-20])
 
@@ -76,6 +80,24 @@ def test_damage_is_rejected_and_names_the_file(
     damage(directory_with_manifest)
     with pytest.raises(DamagedAdapter, match=message):
         verify(directory_with_manifest)
+
+
+@pytest.mark.parametrize("damage", [remove, add])
+def test_a_skipped_folder_may_be_damaged(directory_with_manifest: Path, damage: Callable[[Path], None]) -> None:
+    damage(directory_with_manifest)
+    assert verify(directory_with_manifest, skip="trainer") == {"parent": 3}
+    add_next_to_it(directory_with_manifest)
+    with pytest.raises(DamagedAdapter, match="trainer-notes"):
+        verify(directory_with_manifest, skip="trainer")
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, truncate, truncate_the_manifest])
+def test_damage_outside_of_a_skipped_folder_is_rejected(
+    directory_with_manifest: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(directory_with_manifest)
+    with pytest.raises(DamagedAdapter):
+        verify(directory_with_manifest, skip="trainer")
 
 
 def test_missing_version_is_damage_and_missing_storage_is_not(directory_with_manifest: Path, tmp_path: Path) -> None:

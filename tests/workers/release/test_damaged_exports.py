@@ -15,7 +15,7 @@ from starlette.responses import Response
 from alignment.artifacts.manifest import write_manifest
 from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import TrainerConfig
-from alignment.trainer.checkpoint import Export
+from alignment.trainer.checkpoint import OPTIMIZER, Export
 from app.deployments import service
 from app.models import Audit, Engine, Version, VersionState
 from app.policies.locks import lock_policy
@@ -140,6 +140,14 @@ async def test_damage_after_sealing_is_rejected_before_the_engine_is_used(
     assert replica.received == []
     assert (await harness.serving()).id == base.id == (await harness.policy()).head_version_id
     assert [row.reason for row in await harness.all(Audit) if row.action == "version.rejected"] == [reason]
+
+
+async def test_damaged_state_of_the_trainer_delays_no_release(harness: Harness, replica: RecordingEngine) -> None:
+    """No engine reads it, and the trainer checks it when it restores it: `test_damaged_parent_halts_training…`."""
+    version, path = await create_trained_version(harness)
+    (path / OPTIMIZER).write_bytes(b"")
+    await evaluate_version(harness, version)
+    assert replica.received[0] == "shop-v1"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -13,6 +13,7 @@ import torch
 from sqlalchemy import select
 
 from alignment.artifacts.manifest import MANIFEST
+from alignment.artifacts.specs import ADAPTER, TRAINER_STATE
 from alignment.errors import NonFiniteUpdate, NothingToCompare, NoVariance
 from alignment.types import Batch as TrainerBatch
 from app.core.database import Database
@@ -227,13 +228,16 @@ async def test_policy_on_another_base_model_is_not_trained(harness: Harness, ran
     assert (batch.state, batch.attempt) == (BatchState.OPEN, 0)
 
 
-async def test_damaged_parent_halts_training_instead_of_failing_every_batch(harness: Harness, rank: Rank) -> None:
+@pytest.mark.parametrize("file", [ADAPTER, f"{TRAINER_STATE}/optimizer.safetensors", f"{TRAINER_STATE}/state.json"])
+async def test_damaged_parent_halts_training_instead_of_failing_every_batch(
+    harness: Harness, rank: Rank, file: str
+) -> None:
     policy_id = (await harness.policy()).id
     await create_batch(harness.db, policy_id)
     assert await rank.work() == 1
     [version] = [row for row in await harness.all(Version) if row.adapter_path]
-    weights = Path(version.adapter_path) / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    damaged = Path(version.adapter_path) / file
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     rank.group.loaded_version_dir = UNKNOWN  # as after a start: the next update reads the parent from disk
     batch_id = await create_batch(harness.db, policy_id)
     assert await rank.work() == 1
