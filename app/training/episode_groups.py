@@ -7,6 +7,7 @@ PREFIX = "episodes/"
 PREFIX_OF_ONE = "episode/"
 DIGEST_CHARS = 32
 MAX_SIZE = 128  # episodes that a group may be planned to have
+MAX_SERIES_TURNS = 256  # feedback about a conversation or an episode applies to at most so many turns
 MAX_ATTEMPTS = 2 * MAX_SIZE  # with those that replace lost ones
 
 

@@ -14,6 +14,7 @@ from app.policies.overrides import effective_settings
 from app.policies.references import format_reference
 from app.training import service
 from app.training.policy_config import effective_rewards, redact_rewards
+from app.training.waits import explain_wait
 
 NUM_LATEST_UPDATES = 5  # that the training view shows
 
@@ -77,7 +78,7 @@ async def view_training(session: AsyncSession, policy: Policy, settings: Setting
     rows = await service.list_batches(session, policy, None, NUM_LATEST_UPDATES)
     updates = await _view_updates(session, policy, rows[:NUM_LATEST_UPDATES])
     triggered = await service.is_triggered(session, policy)
-    wait = await service.explain_wait(session, policy, counts, settings, triggered=triggered)
+    wait = await explain_wait(session, policy, counts, settings, triggered=triggered)
     return TrainingView.from_row(
         policy,
         policy=policy.name,

@@ -11,6 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from app.core.rows import AnyRow, AnySelect
 from app.models import Episode, EpisodeState, Feedback, FeedbackRank, Origin, Turn, TurnState
+from app.training.episode_groups import MAX_SERIES_TURNS
 from workers.feedback import signals
 from workers.feedback.signals import FinishedTurn
 
@@ -146,7 +147,7 @@ async def _count_rows(session: AsyncSession, rows: Sequence[AnyRow]) -> dict[Tar
         turns = select(*key, func.count()).where(tuple_(*key).in_(sorted(pairs)), Turn.origin == Origin.CHAT)
         for project_id, id, count in await session.execute(turns.group_by(*key)) if pairs else ():
             target = (project_id, pairs[project_id, id])
-            counts[target] = counts.get(target, 0) + min(count, signals.MAX_SERIES_TURNS)
+            counts[target] = counts.get(target, 0) + min(count, MAX_SERIES_TURNS)
     return counts
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, case, func, literal, or_
+from sqlalchemy import case, literal
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from alignment.signals import rater_trust
@@ -75,24 +75,6 @@ async def record_agreement(session: AsyncSession, project_id: str, turns: Sequen
         }
         upsert = statement.on_conflict_do_update(index_elements=["project_id", "name"], set_=sums)
         await (await session.connection()).execute(upsert, rows)
-
-
-def is_within_allowance(position: ColumnElement[int], limit: int) -> ColumnElement[bool]:
-    """Return whether a batch may take a rater's sample at this position (from 1), as a SQL condition.
-
-    A rater gets the share of `limit` that `alignment.signals.rater_trust.rater_weight` states, and at least one place.
-    The statement must have Rater joined from outside. A rater without a record counts as a newcomer, and a trusted
-    rater has no limit.
-    """
-    alpha, beta = rater_trust.PRIOR
-    agreed, disagreed = func.coalesce(Rater.agreement_weight, 0.0), func.coalesce(Rater.disagreement_weight, 0.0)
-    weight = (alpha + agreed - beta - disagreed) / (alpha + beta + agreed + disagreed)
-    return or_(position == 1, position <= limit * weight, is_trusted())
-
-
-def is_trusted() -> ColumnElement[bool]:
-    """Return whether an admin trusts the rater. The statement must have Rater joined from outside."""
-    return func.coalesce(Rater.standing, "") == RaterStanding.TRUSTED
 
 
 def cluster_key(prompt_ids: Sequence[int], output_ids: Sequence[int]) -> str | None:

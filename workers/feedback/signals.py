@@ -18,8 +18,8 @@ from app.feedback.effective import is_withdrawn, kind_class
 from app.feedback.schemas import WITHDRAWAL
 from app.models import LIMIT_REASONS, Episode, EpisodeState, Feedback, FeedbackRank, Origin, SourceKind, Turn, TurnState
 from app.raters import names
+from app.training.episode_groups import MAX_SERIES_TURNS
 
-MAX_SERIES_TURNS = 256  # feedback about a conversation or an episode applies to at most so many turns
 OUTCOME = "outcome/CODE/episode"  # the source of the outcome that the end of an episode reports
 Series = Literal["conversation", "episode"]  # of turns, which feedback may be about as a whole
 SERIES: tuple[Series, ...] = ("conversation", "episode")

@@ -37,8 +37,8 @@ from app.models import (
 )
 from app.policies import repository as policies
 from app.policies.overrides import effective_settings
+from app.training.caps import max_samples
 from app.training.policy_config import effective_rollouts, load_verifier
-from app.training.service import max_samples
 from workers.queue.run_user_code import UserCodeError, run_user_code
 from workers.rollouts.rollout_queue import EngineCapacity, create_rollouts
 

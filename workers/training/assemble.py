@@ -1,4 +1,4 @@
-"""Freeze ready samples into batches. Freshness and size are decided here and nowhere else."""
+"""Freeze ready samples into batches. Freshness is decided here; what a batch has, in app.training.plan_batch."""
 
 import time
 from collections import deque
@@ -31,12 +31,12 @@ from app.policies import repository
 from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import effective_settings
 from app.raters.service import settle_missed_samples
-from app.training import batch_samples, line_moves, sample_conditions, sample_failures, service
+from app.training import batch_samples, line_moves, sample_failures, service
 from app.training.fruitless_looks import begin_look
+from app.training.plan_batch import plan_batch
 from app.training.sample_columns import fill_columns, is_open
 from workers.training.contrast import Contrast, find_contrast
 from workers.training.line_moves import finish_moves
-from workers.training.select_samples import SamplePool, select_samples
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
@@ -123,62 +123,14 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     contrast = await find_contrast(session, policy_id, settings.algorithm, STEP)
     if contrast == Contrast.UNKNOWN:
         return Outcome.PREPARED
-    samples = await _select_batch(session, policy, settings) if contrast == Contrast.EXISTS else []
-    if not samples:
+    plan = await plan_batch(session, policy, settings) if contrast == Contrast.EXISTS else None
+    if plan is None or not plan.samples:
         await look.record(session, settings.trainer.max_wait_seconds)
         return Outcome.NOTHING
-    if await settle_missed_samples(session, policy.project_id, [sample.turn_id for sample in samples]):
+    if await settle_missed_samples(session, policy.project_id, [sample.turn_id for sample in plan.samples]):
         return Outcome.PREPARED
-    await _freeze(locked, head, samples)
+    await _freeze(locked, head, plan.samples)
     return Outcome.FROZEN
-
-
-async def _select_batch(session: AsyncSession, policy: Policy, settings: Settings) -> list[Sample]:
-    """Return the samples of the next batch, or [].
-
-    While samples of quarantined batches are ready, the batch begins with those that failed most often and is half as
-    large for each of their failures. So a sample that no update can use is soon alone with few others. If there is no
-    such batch, the other samples go on.
-    """
-    is_usable = await sample_conditions.usable_samples(session, policy, settings)
-    pool = SamplePool(policy.id, is_usable)
-    if num_failures := await sample_failures.max_failures(session, policy, settings):
-        size = max(2, settings.trainer.batch_size >> num_failures)
-        smaller = {
-            "trainer.min_batch_size": min(settings.trainer.smallest_batch, size),
-            "raters.min_raters": min(settings.raters.min_raters, size),
-        }
-        smaller_batch = settings.replace({"trainer.batch_size": size, "trainer.max_batch_size": size, **smaller})
-        if samples := await _select_from(session, policy, pool.failed_first(), smaller_batch):
-            return samples
-        pool = pool.without_failed()
-    return await _select_from(session, policy, pool, settings)
-
-
-async def _select_from(session: AsyncSession, policy: Policy, pool: SamplePool, settings: Settings) -> list[Sample]:
-    """Return a full batch, a smaller one if its oldest sample waited long enough or an operator triggered it, or [].
-
-    A full batch takes all ready samples, up to the largest size: those that are left wait for a whole update.
-    """
-    samples = await select_samples(session, pool, settings.trainer.largest_batch, settings)
-    if (
-        len(samples) < settings.trainer.largest_batch
-    ):  # the caps are shares of the batch: a smaller batch has lower caps
-        samples = await select_samples(session, pool, max(settings.trainer.batch_size, len(samples)), settings)
-    if len(samples) < settings.trainer.batch_size:
-        is_triggered = await service.is_triggered(session, policy)
-        min_samples = service.MIN_TRIGGERED_SAMPLES if is_triggered else settings.trainer.smallest_batch
-        if len(samples) < min_samples:
-            return []
-        waited_seconds = await database_time(session) - min(sample.ready_at for sample in samples)
-        if not is_triggered and waited_seconds < settings.trainer.max_wait_seconds:
-            return []
-        samples = await select_samples(session, pool, len(samples), settings)
-        if len(samples) < min_samples:
-            return []
-    raters = {sample.rater for sample in samples if sample.rater is not None}
-    num_without_rater = sum(sample.rater is None for sample in samples)
-    return samples if len(raters) + num_without_rater >= settings.raters.min_raters else []
 
 
 async def _drop_old_samples(session: AsyncSession, policy: Policy, settings: Settings) -> bool:

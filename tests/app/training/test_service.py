@@ -11,6 +11,7 @@ from app.core.settings import Settings
 from app.models import Audit, LearningMode, Policy, Sample, SampleState, VersionState
 from app.training import sample_totals, service
 from app.training.sample_columns import fill_columns
+from app.training.waits import explain_wait
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
 from tests.support.statement_work import count_work
@@ -34,6 +35,8 @@ async def create_sample(harness: Harness, **values: Any) -> None:
     defaults = {"policy_id": turn.policy_id, "version_id": turn.version_id, "reward": 1.0, "ready_at": 0.0}
     async with harness.db.write() as session:
         session.add(Sample(**{"turn_id": turn.id, **defaults, **values}))
+        await session.flush()
+        await fill_columns(session, turn.policy_id, 1)  # as the assembly does at once
 
 
 async def test_pause_and_resume_are_audited_with_their_reason(harness: Harness) -> None:
@@ -74,7 +77,7 @@ async def test_status_says_what_the_next_batch_waits_for(harness: Harness) -> No
             configured = Settings().replace(by_path({"batch_size": 8, "max_rater_share": 1.0, **settings}))
             counts = await service.count_samples(session, policy, configured)
             at_10 = counts._replace(now=10.0)
-            return (await service.explain_wait(session, policy, at_10, configured, triggered=False)).sentence
+            return (await explain_wait(session, policy, at_10, configured, triggered=False)).sentence
 
         for reward in (1.0, 1.0, -1.0):
             await create_sample(harness, rater="HUMAN/ada", reward=reward)
@@ -101,7 +104,7 @@ async def test_samples_beyond_a_cap_are_not_counted(harness: Harness) -> None:
             )
             counts = await service.count_samples(session, policy, configured)
             at_10 = counts._replace(now=10.0)
-            return (await service.explain_wait(session, policy, at_10, configured, triggered=False)).sentence
+            return (await explain_wait(session, policy, at_10, configured, triggered=False)).sentence
 
         too_few = await describe_wait(max_rater_share=0.25, min_batch_size=4)
         assert too_few.startswith("At least 1 more ready samples of other raters: of the 7 ready samples at most 3 may")
@@ -225,7 +228,7 @@ async def test_the_state_of_learning_costs_the_same_however_many_samples_wait(
     async def read() -> None:
         async with harness.db.read() as session:
             counts = await service.count_samples(session, policy, settings)
-            await service.explain_wait(session, policy, counts, settings, triggered=False)
+            await explain_wait(session, policy, counts, settings, triggered=False)
             assert (counts.ready, counts.is_limited) == (100, True)
 
     amounts: list[int] = []

@@ -9,6 +9,7 @@ from alignment.signals.rater_trust import RaterSignal, rater_weight
 from app.core.database import now
 from app.models import Audit, Rater, RaterStanding, Sample, SampleState
 from app.projects.service import create_project
+from app.raters.allowance import is_within_allowance
 from app.raters.service import ALL_RATERS
 from tests.support.deployment import Harness
 from tests.support.rater_trust import sample_quota
@@ -177,13 +178,13 @@ async def test_a_batch_takes_more_samples_of_raters_with_more_weight(harness: Ha
     positions = union_all(*[select(literal(number).label("position")) for number in range(1, 13)]).subquery()
     rows = (
         select(Rater.name, func.count())
-        .join(positions, rater_trust.is_within_allowance(positions.c.position, 8))
+        .join(positions, is_within_allowance(positions.c.position, 8))
         .group_by(Rater.name)
     )
     async with harness.db.read() as session:
         assert dict((await session.execute(rows)).tuples().all()) == expected
         unknown = select(func.count()).select_from(positions.outerjoin(Rater, Rater.name == "HUMAN/unknown"))
-        assert await session.scalar(unknown.where(rater_trust.is_within_allowance(positions.c.position, 8))) == 3
+        assert await session.scalar(unknown.where(is_within_allowance(positions.c.position, 8))) == 3
 
 
 async def test_a_rater_named_after_a_turn_has_no_row(harness: Harness) -> None:

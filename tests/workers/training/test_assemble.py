@@ -27,6 +27,8 @@ from app.models import (
 from app.policies.overrides import effective_settings
 from app.projects.service import create_policy
 from app.training import service
+from app.training.sample_columns import fill_columns
+from app.training.waits import explain_wait
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
 from tests.support.updates import rate
@@ -470,10 +472,37 @@ async def test_scored_samples_are_dropped_after_a_few_versions(harness: Harness)
 
 
 async def waits_for(harness: Harness, settings: Settings) -> str:
+    policy = await harness.policy()
+    async with harness.db.write() as session:
+        await fill_columns(session, policy.id, 1000)  # as the assembly does at once
     async with harness.db.read() as session:
-        policy = await harness.policy()
         counts = await service.count_samples(session, policy, settings)
-        return (await service.explain_wait(session, policy, counts, settings, triggered=False)).sentence
+        return (await explain_wait(session, policy, counts, settings, triggered=False)).sentence
+
+
+async def test_samples_within_each_cap_but_not_within_all_wait_and_status_says_so(harness: Harness) -> None:
+    """Three raters, three conversations; a batch may have one sample of each."""
+    first, second, third = (new_id("conv") for _ in range(3))
+    for thumb, conversation, rater in (
+        ("+", first, "ada"),
+        ("-", second, "ada"),
+        ("+", third, "ada"),
+        ("-", first, "bob"),
+        ("+", first, "eve"),
+    ):
+        await rate(harness, thumb, rater=rater, conversation_id=conversation)
+    shares = {"max_rater_share": 0.125, "max_conversation_share": 0.125}
+    settings = with_settings(harness, min_batch_size=3, max_wait_seconds=0.0, **shares)
+    assert await assemble(harness.db, settings) == 0
+    assert await waits_for(harness, settings) == (
+        "At least 3 more ready samples of other raters, conversations or prompts: 0 of the 5 ready samples are within "
+        "all caps together and can be compared. Raters of reduced trust (raters.trust) and prompt sets "
+        "(rollouts.max_plan_share) have lower caps."
+    )
+    one_cap = with_settings(harness, min_batch_size=3, max_wait_seconds=0.0, max_rater_share=0.125)
+    assert await waits_for(harness, one_cap) == "Nothing: 3 samples are about to be put into a batch."
+    assert await assemble(harness.db, one_cap) == 1
+    assert len(await batched_turn_ids(harness)) == 3
 
 
 async def rate_group(harness: Harness, thumbs: str, **values: Any) -> list[str]:
@@ -515,7 +544,7 @@ async def test_single_replies_neither_hold_up_groups_nor_enter_their_batch(harne
         "2 more ready samples that GRPO can compare: 2 of the 18 ready samples have another reply to their prompt."
     )
     group += await rate_group(harness, "++-") + await rate_group(harness, "---")
-    assert (await waits_for(harness, grouping)).startswith("Nothing that is counted here: 8 ready samples")
+    assert await waits_for(harness, grouping) == "Nothing: 8 samples are about to be put into a batch."
     assert await assemble(harness.db, grouping) == 1
     assert await batched_turn_ids(harness) == set(group)
     assert {sample.state for sample in await harness.all(Sample) if sample.turn_id in singles} == {SampleState.OPEN}

@@ -21,12 +21,11 @@ from app.models import (
     Turn,
     new_id,
 )
-from app.training import feedback_density, fruitless_looks
+from app.training import feedback_density, fruitless_looks, select_samples
 from app.training.recomputation import request_recomputation
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
 from tests.support.waiting_samples import add_samples, add_turns
-from workers.training import select_samples
 from workers.training.assemble import assemble
 
 FEW, MANY = 500, 2000

@@ -11,6 +11,7 @@ from sqlalchemy import event
 from app.feedback import vote_counts
 from app.models import Origin
 from app.training import rollouts, sample_totals, service
+from app.training.waits import explain_wait
 from tests.support.deployment import Harness
 from workers.curate import curate
 from workers.reconcile import reconcile
@@ -60,7 +61,7 @@ async def test_every_statement_of_a_stage_uses_an_index(harness: Harness, postgr
         await vote_counts.measure_delays(session, policy)
         await sample_totals.count_waiting(session, [policy.id])
         counts = await service.count_samples(session, policy, harness.settings)
-        await service.explain_wait(session, policy, counts, harness.settings, triggered=False)
+        await explain_wait(session, policy, counts, harness.settings, triggered=False)
     await harness.db.run_read(rollouts.count_by_state)
     assert len(statements) > 20
     url = harness.settings.database_url.replace("postgresql+psycopg://", "postgresql://")

@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import update
 
 from app.models import Batch, BatchState, Sample, SampleState, Turn
+from app.training.fill_batch import NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 from tests.support.attempts import SOURCES, attempt, read_samples
 from tests.support.deployment import Harness
 from tests.support.waiting_samples import add_samples
 from workers.training import batches
 from workers.training.assemble import assemble
-from workers.training.fill_batch import NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 
 SIZE = {"trainer.min_batch_size": 2, "trainer.max_wait_seconds": 0.0, "raters.min_raters": 1}
 

@@ -3,12 +3,12 @@
 from sqlalchemy import update
 
 from app.models import Sample, SampleState, Turn
+from app.training.fill_batch import NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 from tests.support import episodes
 from tests.support.attempts import SOURCES, attempt, compare, read_samples
 from tests.support.deployment import Harness
 from workers.curate import curate
 from workers.training.assemble import assemble
-from workers.training.fill_batch import NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 
 
 async def test_caps_of_raters_leave_out_whole_groups(harness: Harness) -> None:

@@ -19,14 +19,13 @@ from app.core.database import now
 from app.core.planner import prefer_indexes, read_by
 from app.core.settings import Settings
 from app.models import Origin, Policy, Rater, Sample, SampleState
-from app.training import sample_conditions, service
-from app.training.episode_groups import MAX_ATTEMPTS, PREFIX, PREFIX_OF_ONE, is_of_one_episode
+from app.raters.allowance import is_trusted, is_within_allowance
+from app.training import sample_conditions
+from app.training.caps import even_share, max_samples
+from app.training.episode_groups import MAX_ATTEMPTS, MAX_SERIES_TURNS, PREFIX, PREFIX_OF_ONE, is_of_one_episode
+from app.training.fill_batch import AUTOMATED, FIRST, NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 from app.training.policy_config import effective_rollouts
 from app.training.sample_columns import is_open
-from app.training.service import max_samples
-from workers.feedback import rater_trust
-from workers.feedback.signals import MAX_SERIES_TURNS
-from workers.training.fill_batch import AUTOMATED, FIRST, NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batch
 
 MAX_GROUP_SIZE = 64  # replies to one prompt
 MAX_EPISODE_GROUP_SIZE = MAX_ATTEMPTS * MAX_SERIES_TURNS  # turns of the episodes of a group
@@ -48,6 +47,7 @@ class SamplePool:
     samples. The group with the key `first_key` comes before all others.
 
     With `splits_episodes` an episode of no group is cut where it is larger than the batch, else a batch has all of it.
+    The samples that are selected are locked, unless `lock` is false.
     """
 
     policy_id: str
@@ -57,6 +57,7 @@ class SamplePool:
     needs_contrast: bool = True
     first_key: str | None = None
     splits_episodes: bool = False
+    lock: bool = True
     priority: ColumnElement[int] = field(
         default_factory=lambda: case(
             (sample_conditions.waits_for_new(), WAITS_FOR_NEW),
@@ -87,7 +88,7 @@ class SamplePool:
 
 
 async def select_samples(session: AsyncSession, pool: SamplePool, size: int, settings: Settings) -> list[Sample]:
-    """Lock and return at most `size` samples with contrast (`_has_contrast`), or [].
+    """Return at most `size` samples with contrast (`_has_contrast`), or [].
 
     The oldest come first, within the priorities of SamplePool. If there is no contrast, the oldest group that has or
     gives it takes the place of the last ones; if there is none, the batch consists of corrected replies. Samples beyond
@@ -106,17 +107,11 @@ async def select_samples(session: AsyncSession, pool: SamplePool, size: int, set
         groups = await _read_groups(session, pool.with_first(first_key), size, max_planned, settings)
         chosen = fill_batch(groups, size, max_planned, pool.splits_episodes)
     # Feedback may have withdrawn or quarantined a sample since it was read, so its state is read again under its lock.
-    locked = list(
-        await session.scalars(
-            select(Sample)
-            .where(Sample.turn_id.in_(chosen), Sample.state == SampleState.OPEN)
-            .order_by(Sample.turn_id)
-            .with_for_update()
-            .execution_options(populate_existing=True)
-        )
-    )
-    rewards = [(sample.group_id or sample.turn_id, _compared_reward(sample)) for sample in locked]
-    return locked if not pool.needs_contrast or _has_contrast(rewards, algorithm) else []
+    query = select(Sample).where(Sample.turn_id.in_(chosen), Sample.state == SampleState.OPEN).order_by(Sample.turn_id)
+    query = query.execution_options(populate_existing=True)
+    selected = list(await session.scalars(query.with_for_update() if pool.lock else query))
+    rewards = [(sample.group_id or sample.turn_id, _compared_reward(sample)) for sample in selected]
+    return selected if not pool.needs_contrast or _has_contrast(rewards, algorithm) else []
 
 
 def _compared_reward(sample: Sample) -> float:
@@ -263,7 +258,7 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
     is within the caps as a whole or not at all: without some of its turns it would be compared by the others alone. So
     is an episode whose turns are rewarded by their returns, and `size` is then the number of episodes of a batch.
     """
-    even_share = service.even_share(size, num_raters)
+    place_of_each = even_share(size, num_raters)
     for name, share in (
         ("rater", settings.raters.max_rater_share),
         ("conversation_id", settings.raters.max_conversation_share),
@@ -278,7 +273,7 @@ def _samples_within_caps(samples: Subquery, policy_id: str, size: int, num_rater
         if name == "rater":
             project_id = select(Policy.project_id).where(Policy.id == policy_id).scalar_subquery()
             statement = statement.outerjoin(Rater, and_(Rater.project_id == project_id, Rater.name == ranked.c.rater))
-            is_within_cap = _is_within_rater_cap(ranked.c.position, max_samples(share, size), even_share, settings)
+            is_within_cap = _is_within_rater_cap(ranked.c.position, max_samples(share, size), place_of_each, settings)
         is_within_cap = or_(ranked.c[name].is_(None), is_within_cap)
         if not settings.algorithm.compares_episodes and not _has_whole_episodes(settings):
             samples = statement.where(is_within_cap).subquery()
@@ -325,7 +320,7 @@ def _turns_of_groups(pool: SamplePool, keys: Collection[str]) -> CompoundSelect[
 
 
 def _is_within_rater_cap(
-    position: ColumnElement[int], limit: int, even_share: int, settings: Settings
+    position: ColumnElement[int], limit: int, place_of_each: int, settings: Settings
 ) -> ColumnElement[bool]:
     """Return the condition that a rater's sample is within the rater's cap.
 
@@ -334,5 +329,5 @@ def _is_within_rater_cap(
     """
     if settings.raters.max_rater_share >= 1.0:
         return true()
-    is_within_limit = rater_trust.is_within_allowance(position, limit) if settings.raters.trust else position <= limit
-    return or_(position <= even_share, is_within_limit, rater_trust.is_trusted())
+    is_within_limit = is_within_allowance(position, limit) if settings.raters.trust else position <= limit
+    return or_(position <= place_of_each, is_within_limit, is_trusted())
