@@ -21,6 +21,7 @@ from app.core.settings import Settings
 from app.main import create_app
 from app.models import Base, Engine, EngineState
 from app.projects.service import bootstrap
+from tests.support.compiled_statements import share_compiled_statements
 from tests.support.deployment import Harness
 from tests.support.hostile_postgres import hostile_postgres
 from tests.support.old_databases import drop_databases, find_old_databases
@@ -36,6 +37,7 @@ pytest_plugins = [
 ]
 
 reverse_unordered_selects()
+share_compiled_statements()
 
 # No deadline for an example, because a loaded machine is not a failure. ATTUNE_FULL=1 draws new examples in every run.
 hypothesis.settings.register_profile(
