@@ -3,6 +3,7 @@
 ATTUNE_TEST_CLIENTS names the folder, by default .attune/test-clients. An environment is made anew when the pins change.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -91,7 +92,14 @@ def _run(
 
 
 def prepare(client: str, pins_folder: Path = HERE) -> Path:
-    """Return the folder of the client's environment, which is installed if it is missing."""
+    """Return the folder of the client's environment, which is installed if it is missing, by one process at a time."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f".{client}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _prepare(client, pins_folder)
+
+
+def _prepare(client: str, pins_folder: Path) -> Path:
     pins = pins_folder / client / "requirements.txt"
     if not pins.exists():
         pins = pins_folder / client / "package-lock.json"
