@@ -117,13 +117,13 @@ def write(directory: Path, content: Checkpoint, spec: AdapterSpec | None, base_m
     (directory / STATE).write_text(json.dumps(asdict(content.progress)))
 
 
-def read(directory: Path, spec: AdapterSpec | None) -> Checkpoint:
+def read(directory: Path, spec: AdapterSpec | None, manifest_sha256: str | None = None) -> Checkpoint:
     """Return the checkpoint in a version directory. `spec` is None for full weights.
 
-    A version without trainer state has no moments and no progress. Raises DamagedAdapter if the directory is damaged or
-    does not fit the base model.
+    A version without trainer state has no moments and no progress. Raises DamagedAdapter if the directory is damaged,
+    does not fit the base model, or has another manifest than the one with this hash.
     """
-    verify(directory)
+    verify(directory, manifest_sha256)
     if spec is not None:
         check_adapter(directory, spec)
     elif not (directory / WEIGHTS).exists():

@@ -100,16 +100,17 @@ class Trainer:
         """Return the specification of the adapters that are exported; None for full weights."""
         return self.policy.adapter_spec
 
-    def restore(self, directory: Path | None) -> None:
+    def restore(self, directory: Path | None, manifest_sha256: str | None = None) -> None:
         """Load the version in `directory`; None is the untrained policy.
 
-        Raises DamagedAdapter for a version that is damaged or does not fit the base model.
+        Raises DamagedAdapter for a version that is damaged, does not fit the base model, or has another manifest than
+        the one with this hash.
         """
         if directory is None:
             actor = RoleState(self.policy.initial_tensors("actor", self.config.seed), None)
             self._load_checkpoint(Checkpoint(actor, None, Progress()))
         else:
-            self._load_checkpoint(checkpoint.read(directory, self.adapter_spec))
+            self._load_checkpoint(checkpoint.read(directory, self.adapter_spec, manifest_sha256))
 
     def update(self, batch: Batch, kl_target_factor: float = 1.0) -> UpdateReport:
         """Update the policy from a batch and return the report. After an error the policy is unchanged.

@@ -57,13 +57,14 @@ class ProbeBaseModel(Command[BaseProbe]):
 class Update(Command[TrainedVersion]):
     """Run one update of a policy from its parent's state, and write the new version to `directory`.
 
-    `config` is that of the policy. `parent` is None for the untrained policy. `kl_target_factor` multiplies the
-    configured KL target.
+    `config` is that of the policy. `parent` is None for the untrained policy; otherwise its manifest has the hash
+    `parent_sha256`. `kl_target_factor` multiplies the configured KL target.
     """
 
     policy_id: str
     config: TrainerConfig
     parent: Path | None
+    parent_sha256: str | None
     batch: Batch
     directory: Path
     lineage: dict[str, str]

@@ -83,6 +83,7 @@ class TrainingLoop:
                         policy_id=claimed.policy.id,
                         config=self._trainer_config(claimed.policy),
                         parent=Path(parent_path) if parent_path else None,
+                        parent_sha256=claimed.parent.manifest_sha256,
                         batch=claimed.batch,
                         directory=claimed.directory(context.settings),
                         lineage=lineage,

@@ -141,7 +141,7 @@ class RankGroup:
         self._configure(command.policy_id, command.config)
         if self.loaded_version_dir != command.parent:
             self.loaded_version_dir = UNKNOWN
-            self.trainer.restore(command.parent)
+            self.trainer.restore(command.parent, command.parent_sha256)
             self.loaded_version_dir = command.parent
         restored = time.perf_counter()
         parent_probe = self.trainer.probe()

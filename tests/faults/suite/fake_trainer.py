@@ -42,7 +42,7 @@ class FakeTrainer:
     def configure(self, config: TrainerConfig) -> None:
         self.config = config
 
-    def restore(self, directory: Path | None) -> None:
+    def restore(self, directory: Path | None, manifest_sha256: str | None = None) -> None:
         if directory is None:
             generator = torch.Generator().manual_seed(0)
             self.tensors = {
@@ -51,7 +51,7 @@ class FakeTrainer:
             }
             self.progress = Progress(algorithm={"turns": []})
         else:
-            content = checkpoint.read(directory, self.adapter_spec)
+            content = checkpoint.read(directory, self.adapter_spec, manifest_sha256)
             self.tensors, self.progress = content.actor.tensors, content.progress
 
     def update(self, batch: Batch, kl_target_factor: float = 1.0) -> Any:
