@@ -47,6 +47,7 @@ from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.langfuse.endpoints import router as langfuse
 from app.langfuse.errors import error_body as langfuse_error
+from app.langfuse.service import ScoreService
 from app.messages.endpoints import router as messages
 from app.messages.errors import error_body as messages_error
 from app.models import new_id
@@ -216,7 +217,8 @@ def create_app(settings: Settings) -> Api:
         put(PromptService(router, engines, settings))
         put(ApiKeyCache(settings.server.key_cache_seconds))
         put(RateLimiter(settings.limits.url, settings.limits.requests_per_minute, settings.limits.max_concurrency))
-        put(FeedbackWriter(db, FeedbackLimits.from_settings(settings)))
+        feedback_writer = put(FeedbackWriter(db, FeedbackLimits.from_settings(settings)))
+        put(ScoreService(db, feedback_writer, app.services.get(Telemetry), settings.langfuse))
         put(TokenCounter(db))
         put(ReaderSlots())
         put(OpenStreams())

@@ -26,7 +26,7 @@ from app.langfuse.schemas import (
     ScoresPartlyAccepted,
     parse_scores,
 )
-from app.langfuse.service import Problem
+from app.langfuse.service import Problem, ScoreService
 from app.models import Project
 from app.projects.auth import (
     Caller,
@@ -151,7 +151,7 @@ async def _take(request: Request, sender: Caller, scores: list[Score | AttuneErr
     services, limit = services_of(request), limits_of(request, sender).feedback_per_minute
     if scores:
         await services.get(RateLimiter).count_feedback(sender.project_id, len(scores), limit)
-    return await service.take_scores(services, sender, scores)
+    return await services.get(ScoreService).take(sender, scores)
 
 
 def _read_score(item: Any) -> Score | AttuneError:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from alignment.json_values import as_object
 from app.core.database import Database
 from app.core.errors import AttuneError, Conflict
-from app.core.http import Services
-from app.core.settings import Settings
+from app.core.settings.service import LangfuseSettings
 from app.core.telemetry import Telemetry
 from app.feedback import service as feedback
 from app.feedback.feedback_rows import BatchResultBody
@@ -49,50 +48,54 @@ class Taken:
 Outcome = Taken | Problem
 
 
-async def take_scores(services: Services, caller: Caller, scores: Sequence[Score | AttuneError]) -> list[Outcome]:
-    """Record scores as feedback; return when they are committed, with one outcome for each, in order.
+class ScoreService:
+    """Records scores of Langfuse as feedback."""
 
-    A score that is about no reply of ours is taken and counted. A faulty one does not affect the others.
-    """
-    db, settings = services.get(Database), services.get(Settings).langfuse
-    outcomes: dict[int, Outcome] = {}
-    bodies: dict[int, dict[str, object]] = {}
-    read: list[Score] = []
-    ids: dict[int, str] = {}
-    for index, score in enumerate(scores):
-        try:
-            if isinstance(score, AttuneError):
-                raise score
-            ids[index] = score.id or new_id("score")
-            bodies[index] = to_feedback(score, ids[index], settings)
-            read.append(score)
-        except AttuneError as error:
-            outcomes[index] = Problem.of(error)
-    targets = await find_targets(db, caller.project_id, read)
-    unmatched: list[Reason] = []
-    for index, target in zip(list(bodies), targets, strict=True):
-        if isinstance(target, Reason):
-            unmatched.append(target)
-            outcomes[index] = Taken(ids[index])
-            del bodies[index]
-        else:
-            bodies[index]["target"] = target
-    if bodies:
-        writer, telemetry = services.get(FeedbackWriter), services.get(Telemetry)
-        results = await feedback.submit_batch(db, writer, caller, list(bodies.values()), None)
-        for (index, body), result in zip(bodies.items(), results, strict=True):
-            outcome = _to_outcome(result, ids[index])
-            if outcome is None:  # its target does not exist, or no longer
-                is_session = "conversation_id" in as_object(body["target"])
-                unmatched.append(Reason.UNKNOWN_CONVERSATION if is_session else Reason.UNKNOWN_REPLY)
-                outcome = Taken(ids[index])
-            outcomes[index] = outcome
-            if result["status"] == 201:
-                telemetry.record_feedback(caller.project_id, result["feedback"]["kind"])
-    for reason in unmatched:
-        services.get(Telemetry).record_unmatched(caller.project_id, CONNECTOR, reason)
-    await count_unmatched(db, caller.project_id, CONNECTOR, unmatched)
-    return [outcomes[index] for index in range(len(scores))]
+    def __init__(self, db: Database, writer: FeedbackWriter, telemetry: Telemetry, settings: LangfuseSettings) -> None:
+        self._db, self._writer, self._telemetry, self._settings = db, writer, telemetry, settings
+
+    async def take(self, caller: Caller, scores: Sequence[Score | AttuneError]) -> list[Outcome]:
+        """Record scores as feedback; return when they are committed, with one outcome for each, in order.
+
+        A score that is about no reply of ours is taken and counted. A faulty one does not affect the others.
+        """
+        outcomes: dict[int, Outcome] = {}
+        bodies: dict[int, dict[str, object]] = {}
+        read: list[Score] = []
+        ids: dict[int, str] = {}
+        for index, score in enumerate(scores):
+            try:
+                if isinstance(score, AttuneError):
+                    raise score
+                ids[index] = score.id or new_id("score")
+                bodies[index] = to_feedback(score, ids[index], self._settings)
+                read.append(score)
+            except AttuneError as error:
+                outcomes[index] = Problem.of(error)
+        targets = await find_targets(self._db, caller.project_id, read)
+        unmatched: list[Reason] = []
+        for index, target in zip(list(bodies), targets, strict=True):
+            if isinstance(target, Reason):
+                unmatched.append(target)
+                outcomes[index] = Taken(ids[index])
+                del bodies[index]
+            else:
+                bodies[index]["target"] = target
+        if bodies:
+            results = await feedback.submit_batch(self._db, self._writer, caller, list(bodies.values()), None)
+            for (index, body), result in zip(bodies.items(), results, strict=True):
+                outcome = _to_outcome(result, ids[index])
+                if outcome is None:  # its target does not exist, or no longer
+                    is_session = "conversation_id" in as_object(body["target"])
+                    unmatched.append(Reason.UNKNOWN_CONVERSATION if is_session else Reason.UNKNOWN_REPLY)
+                    outcome = Taken(ids[index])
+                outcomes[index] = outcome
+                if result["status"] == 201:
+                    self._telemetry.record_feedback(caller.project_id, result["feedback"]["kind"])
+        for reason in unmatched:
+            self._telemetry.record_unmatched(caller.project_id, CONNECTOR, reason)
+        await count_unmatched(self._db, caller.project_id, CONNECTOR, unmatched)
+        return [outcomes[index] for index in range(len(scores))]
 
 
 def _to_outcome(result: BatchResultBody, score_id: str) -> Outcome | None:
