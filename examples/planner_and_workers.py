@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.planner_and_workers", description=__doc__)
     parser.add_argument("--policy", default="assistant")
     parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--group", type=int, default=4, help="attempts at each task, which are compared")
+    parser.add_argument("--group", type=int, default=4, help="attempts at each task, which are compared: 2 or more")
     args = parser.parse_args()
     run = uuid4().hex[:12]
     with Attune() as attune:
