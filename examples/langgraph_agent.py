@@ -1,7 +1,7 @@
-"""An example agent: a LangGraph loop over a running Attune service, with one tool and feedback on every turn.
+"""An example agent: a LangGraph loop over a running Attune service, with two tools and feedback on every turn.
 
     export ATTUNE_URL=http://127.0.0.1:8700 ATTUNE_API_KEY=sk-attune-…
-    python -m examples.langgraph_agent "Where is my order 4321?"
+    python -m examples.langgraph_agent "Where is my order 4321?" "When are you open on Friday?"
 
 Two lines connect it to training: the model is a ChatAttune, and `feedback` is called for the replies of each turn.
 """
@@ -20,10 +20,10 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
 from demo.dialogues import ORDER_STATUS, SYSTEM
-from demo.shop import ORDERS
+from demo.shop import HOURS, ORDERS
 
 Agent = CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]
-QUESTIONS = ("Where is my order 4321?", "When will order 1002 arrive?")
+QUESTIONS = ("Where is my order 4321?", "When will order 1002 arrive?", "When are you open on Friday?")
 
 
 def order_state(order_id: str) -> str:
@@ -37,10 +37,19 @@ def order_status(order_id: str) -> str:
     return json.dumps({"state": order_state(order_id)})
 
 
+@tool
+def opening_hours(day: str) -> str:
+    """Look up when the shop is open on a day of the week."""
+    return json.dumps({"hours": HOURS.get(day.capitalize(), "unknown")})
+
+
+TOOLS: list[Any] = [ORDER_STATUS, opening_hours]  # of the first, the exact schema that the demo model was trained with
+
+
 def build_agent(model: ChatOpenAI, *, force: bool = False) -> Agent:
     """Build the graph: model → tool → model, until the model answers. `force` requires a tool call first."""
-    model_with_tools = model.bind_tools([ORDER_STATUS])  # the exact schema that the demo model was trained with
-    first_model = model.bind_tools([ORDER_STATUS], tool_choice="order_status") if force else model_with_tools
+    model_with_tools = model.bind_tools(TOOLS)
+    first_model = model.bind_tools(TOOLS, tool_choice="required") if force else model_with_tools
 
     def answer(state: MessagesState) -> dict[str, list[AnyMessage]]:
         next_model = first_model if isinstance(state["messages"][-1], HumanMessage) else model_with_tools
@@ -48,7 +57,7 @@ def build_agent(model: ChatOpenAI, *, force: bool = False) -> Agent:
 
     graph = StateGraph(MessagesState)
     graph.add_node("answer", answer)
-    graph.add_node("tools", ToolNode([order_status]))
+    graph.add_node("tools", ToolNode([order_status, opening_hours]))
     graph.add_edge(START, "answer")
     graph.add_conditional_edges("answer", tools_condition)
     graph.add_edge("tools", "answer")
@@ -69,7 +78,10 @@ def run_turn(agent: Agent, question: str, thread_id: str) -> list[AIMessage]:
 
 
 def is_helpful(question: str, answer: str) -> bool:
-    """Return whether the answer states the delivery time. In your product a person, a test or a model judges."""
+    """Return whether the answer states the hours or the delivery time. In your product a person or a test judges."""
+    for day, hours in HOURS.items():
+        if day.lower() in question.lower():
+            return all(hour in answer for hour in hours)
     order_id = "".join(character for character in question if character.isdigit())
     return ORDERS[order_state(order_id)] in answer
 

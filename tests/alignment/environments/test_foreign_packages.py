@@ -15,6 +15,7 @@ from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import open_environment
 from alignment.environments.protocols import Agent, Limits, Outcome, Task
 from alignment.errors import UnavailableEnvironment
+from app.core.settings import REPOSITORY
 from tests.clients.third_party.environments import prepare
 from tests.support.chat_agent import Reply, serve_agent, tool_call
 
@@ -140,30 +141,10 @@ async def test_what_a_package_does_not_have_is_the_users_mistake(games: HostConf
     await environment.close()
 
 
-MULTIPLY = """
-import verifiers
-from datasets import Dataset
-
-def multiply(a: int, b: int) -> int:
-    \"\"\"Multiply two numbers.\"\"\"
-    return a * b
-
-def load_environment(num_rows: int = 4):
-    rows = [{"question": f"{number} times 3?", "answer": str(3 * number)} for number in range(num_rows)]
-
-    def exact(completion, answer, **kwargs):
-        return 1.0 if completion[-1]["content"].strip() == answer else 0.0
-
-    rubric = verifiers.Rubric(funcs=[exact])
-    return verifiers.ToolEnv(dataset=Dataset.from_list(rows), tools=[multiply], max_turns=3, rubric=rubric)
-"""
-
-
 @pytest.fixture
-def multiply(tmp_path: Path) -> HostConfig:
-    """An environment of verifiers with a tool."""
-    (tmp_path / "multiply_env.py").write_text(MULTIPLY)
-    return HostConfig(python=prepare("verifiers", PINS) / "bin" / "python", paths=(tmp_path,))
+def multiply() -> HostConfig:
+    """The example environment of verifiers, with a tool."""
+    return HostConfig(python=prepare("verifiers", PINS) / "bin" / "python", paths=(REPOSITORY / "examples",))
 
 
 def call_multiply(messages: list[dict[str, Any]]) -> str | dict[str, Any]:
