@@ -5,9 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from types import SimpleNamespace
 
 import httpx2
@@ -19,6 +17,7 @@ from app.core.draining_server import DrainingServer
 from app.core.settings import Settings
 from tests.support.deployment import Harness
 from tests.support.engine_fixture import free_port
+from tests.support.processes import wait_until_live
 from tests.support.scripted_engine import ScriptedEngine
 
 CHAT = {"model": "shop", "messages": [{"role": "user", "content": "When are you open?"}]}
@@ -35,12 +34,7 @@ def process(harness: Harness, scripted: ScriptedEngine) -> Iterator[tuple[subpro
     environment = {**os.environ, **{f"ATTUNE_{name}": str(value) for name, value in values.items()}}
     process = subprocess.Popen([sys.executable, "-m", "app.cli.main", "serve"], env=environment)
     url = f"http://127.0.0.1:{port}"
-    ends = time.monotonic() + 120
-    while time.monotonic() < ends:
-        with suppress(httpx2.TransportError):
-            if httpx2.get(f"{url}/livez", timeout=1, trust_env=False).status_code == 200:
-                break
-        time.sleep(0.05)
+    wait_until_live(url)
     yield process, url
     process.kill()
     process.wait()
