@@ -136,36 +136,6 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
     return len(alone)
 
 
-async def settle_missed_samples(session: AsyncSession, project_id: str, turn_ids: Collection[str]) -> bool:
-    """Apply the standings of the raters of these turns' open samples, as far as that was missed.
-
-    When a rater is blocked or quarantined, open samples that another transaction has locked are skipped. The assembly
-    or curation may have locked them for another reason than a batch.
-
-    Returns whether there were any; then others of the same raters are settled too.
-    """
-    missed: dict[str, Rater] = {}
-    is_quarantined = Rater.standing == RaterStanding.QUARANTINED
-    own, of_episode = Sample.turn_id == Turn.id, Sample.episode_id == Turn.episode_id
-    for chunk in chunked(turn_ids):
-        for is_part, is_missed in (
-            (own, or_(is_quarantined, and_(Rater.standing == RaterStanding.BLOCKED, Reward.weight > 0))),
-            (of_episode, is_quarantined),
-        ):
-            query = (
-                select(Rater)
-                .select_from(Sample)
-                .join(Turn, is_part)
-                .join(Reward, Reward.turn_id == Turn.id)
-                .join(Rater, (Rater.project_id == project_id) & (Rater.name == Reward.rater))
-                .where(Sample.turn_id.in_(chunk), is_missed)
-            )
-            missed |= {rater.name: rater for rater in await session.scalars(query)}
-    for name, rater in sorted(missed.items()):
-        await _update_samples(session, project_id, name, RaterStanding(rater.standing), rater.reason or rater.standing)
-    return bool(missed)
-
-
 async def _lock_rewards(session: AsyncSession, project_id: str, name: str) -> None:
     """Lock the rewards of the rater's samples. Curation locks rewards before the rater's row too: no deadlock."""
     turn_ids = _select_samples(project_id, name, SampleState.OPEN, SampleState.QUARANTINED)
