@@ -219,7 +219,7 @@ async def remove_trainer_states(
     """Delete the trainer state of up to `limit` old versions; return the number of bytes.
 
     A version never changes, so each gets another folder without the state and a manifest of its own. Training from it
-    later begins with a new optimizer. A damaged version is logged and keeps its folder.
+    later begins with a new optimizer. A version whose other files are damaged is logged and keeps its folder.
     """
     async with db.read() as session:
         policy = await session.get_one(Policy, policy_id)
@@ -267,9 +267,10 @@ def _remove_one(folder: Path, copy: Path, is_replaced: bool, settings: Settings)
 def copy_without_state(folder: Path) -> tuple[Path, str]:
     """Copy a version's folder without its trainer state; return the copy and the hash of its manifest.
 
-    Raises DamagedAdapter if the folder differs from its manifest. The files of the copy are links to the same data.
+    Raises DamagedAdapter if other files than the state differ from the manifest. The files of the copy are links to the
+    same data.
     """
-    lineage = manifest.verify(folder)
+    lineage = manifest.verify(folder, skip=TRAINER_STATE)
     final = folder.with_name(folder.name + WITHOUT_STATE)
     shutil.rmtree(final, ignore_errors=True)  # of an attempt that was not committed
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=folder.parent))

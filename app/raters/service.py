@@ -1,7 +1,7 @@
 """Standings of raters, and the samples whose rewards come from them."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, RowMapping, Select, and_, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,6 +24,8 @@ from app.models import (
     Turn,
     record_audit,
 )
+
+K = TypeVar("K", str, int)
 
 ALL_RATERS = "*"  # the row with the totals of a project's raters; names of raters hold a "/"
 BLOCKED = "its rater is blocked"
@@ -116,7 +118,6 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
     turn_ids = await _lock_samples(session, project_id, name, SampleState.QUARANTINED)
     turn_ids += await _lock_samples(session, project_id, name, SampleState.OPEN)
     others = or_(Reward.rater.is_(None), Reward.rater != name)
-    await _update(session, Reward.turn_id, turn_ids, Reward.rater == name, weight=0.0)
     shared: set[str] = set()
     for chunk in chunked(turn_ids):
         query = select(Reward.turn_id).where(Reward.turn_id.in_(chunk), Reward.weight > 0, others)
@@ -127,43 +128,29 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
         )  # rewards of other turns
         shared |= set(await session.scalars(select(Sample.turn_id).where(*in_attempts)))
     alone = set(turn_ids) - shared
+    seqs = await _read_feedback(session, shared)
+    await _update(session, Reward.turn_id, turn_ids, Reward.rater == name, weight=0.0)
     await _update(
         session, Sample.turn_id, alone, state=SampleState.DROPPED, rule=SampleRule.RATER_BLOCKED, reason=reason
     )
     recompute_at = now() + RECOMPUTE_DELAY_SECONDS
     await _update(session, Sample.turn_id, shared, state=SampleState.OPEN, reason=None, ready_at=recompute_at)
-    await _update(session, Feedback.turn_id, shared, processed=False)
+    await _update(session, Feedback.seq, seqs, processed=False)
     return len(alone)
 
 
-async def settle_missed_samples(session: AsyncSession, project_id: str, turn_ids: Collection[str]) -> bool:
-    """Apply the standings of the raters of these turns' open samples, as far as that was missed.
+async def _read_feedback(session: AsyncSession, turn_ids: Collection[str]) -> set[int]:
+    """Return the numbers of the feedback that the rewards of these turns come from, as far as they count.
 
-    When a rater is blocked or quarantined, open samples that another transaction has locked are skipped. The assembly
-    or curation may have locked them for another reason than a batch.
-
-    Returns whether there were any; then others of the same raters are settled too.
+    It may be about a turn, a whole conversation or episode, or a ranking. The samples of these turns wait, so that none
+    of these votes is in a VoteTotal because of them.
     """
-    missed: dict[str, Rater] = {}
-    is_quarantined = Rater.standing == RaterStanding.QUARANTINED
-    own, of_episode = Sample.turn_id == Turn.id, Sample.episode_id == Turn.episode_id
+    seqs: set[int] = set()
     for chunk in chunked(turn_ids):
-        for is_part, is_missed in (
-            (own, or_(is_quarantined, and_(Rater.standing == RaterStanding.BLOCKED, Reward.weight > 0))),
-            (of_episode, is_quarantined),
-        ):
-            query = (
-                select(Rater)
-                .select_from(Sample)
-                .join(Turn, is_part)
-                .join(Reward, Reward.turn_id == Turn.id)
-                .join(Rater, (Rater.project_id == project_id) & (Rater.name == Reward.rater))
-                .where(Sample.turn_id.in_(chunk), is_missed)
-            )
-            missed |= {rater.name: rater for rater in await session.scalars(query)}
-    for name, rater in sorted(missed.items()):
-        await _update_samples(session, project_id, name, RaterStanding(rater.standing), rater.reason or rater.standing)
-    return bool(missed)
+        is_counted = (Reward.turn_id.in_(chunk), Reward.weight > 0)
+        rewards = select(Reward.feedback_seq).where(*is_counted, Reward.feedback_seq.is_not(None))
+        seqs.update(seq for seq in await session.scalars(rewards) if seq is not None)
+    return seqs
 
 
 async def _lock_rewards(session: AsyncSession, project_id: str, name: str) -> None:
@@ -206,11 +193,11 @@ def is_rated_by(names: Collection[str] | Select[str]) -> ColumnElement[bool]:
 
 async def _update(
     session: AsyncSession,
-    turn_id: InstrumentedAttribute[str] | InstrumentedAttribute[str | None],
-    turn_ids: Collection[str],
+    column: InstrumentedAttribute[K],
+    keys: Collection[K],
     *conditions: ColumnElement[bool],
     **values: Any,
 ) -> None:
-    """Update the rows of these turns in the table of the column `turn_id`."""
-    for chunk in chunked(turn_ids):
-        await session.execute(update(turn_id.class_).where(turn_id.in_(chunk), *conditions).values(**values))
+    """Update the rows whose `column` has one of these values, in its table."""
+    for chunk in chunked(keys):
+        await session.execute(update(column.class_).where(column.in_(chunk), *conditions).values(**values))

@@ -18,12 +18,13 @@ class BatchPlan(NamedTuple):
     """The samples of the next batch, or none.
 
     `num_selected` ready samples can be in one batch: they are within all caps, and give contrast. If they are none,
-    there is no contrast, or there are no such samples. `seconds_left` is how long fewer than `trainer.batch_size` of
-    them still wait for others; 0 if that is over.
+    there is no contrast, or there are no such samples. `seconds_left` is how long they still wait for `num_missing`
+    others, with which the batch would be full; 0 if that is over.
     """
 
     samples: list[Sample]
     num_selected: int
+    num_missing: int = 0
     seconds_left: float = 0.0
 
 
@@ -46,10 +47,12 @@ async def plan_batch(session: AsyncSession, policy: Policy, settings: Settings, 
             "raters.min_raters": min(settings.raters.min_raters, size),
         }
         smaller_batch = settings.replace({"trainer.batch_size": size, "trainer.max_batch_size": size, **smaller})
-        plan = await _plan_from(session, policy, pool.failed_first(), smaller_batch)
-        if plan.samples:
-            return plan
-        pool = pool.without_failed()
+        with_failed = await _plan_from(session, policy, pool.failed_first(), smaller_batch)
+        if with_failed.samples:
+            return with_failed
+        plan = await _plan_from(session, policy, pool.without_failed(), settings)
+        waits = [one for one in (plan, with_failed) if one.seconds_left > 0]
+        return plan if plan.samples or not waits else min(waits, key=lambda one: one.seconds_left)
     return await _plan_from(session, policy, pool, settings)
 
 
@@ -65,12 +68,13 @@ async def _plan_from(session: AsyncSession, policy: Policy, pool: SamplePool, se
     num_selected = len(samples)
     if num_selected < settings.trainer.batch_size:
         is_triggered = await service.is_triggered(session, policy)
-        min_samples = service.MIN_TRIGGERED_SAMPLES if is_triggered else settings.trainer.smallest_batch
+        min_samples = service.min_samples(settings, is_triggered=is_triggered)
         if num_selected < min_samples:
             return BatchPlan([], num_selected)
         waited_seconds = await database_time(session) - min(sample.ready_at for sample in samples)
         if not is_triggered and waited_seconds < settings.trainer.max_wait_seconds:
-            return BatchPlan([], num_selected, settings.trainer.max_wait_seconds - waited_seconds)
+            num_missing = settings.trainer.batch_size - num_selected
+            return BatchPlan([], num_selected, num_missing, settings.trainer.max_wait_seconds - waited_seconds)
         samples = await select_samples(session, pool, num_selected, settings)
         num_selected = len(samples)
         if num_selected < min_samples:

@@ -139,6 +139,11 @@ async def is_triggered(session: AsyncSession, policy: Policy) -> bool:
     return (triggered_at or 0.0) > (frozen_at or 0.0)
 
 
+def min_samples(settings: Settings, *, is_triggered: bool) -> int:
+    """Return the fewest samples of the next batch. `settings` are the policy's own."""
+    return MIN_TRIGGERED_SAMPLES if is_triggered else settings.trainer.smallest_batch
+
+
 async def list_batches(session: AsyncSession, policy: Policy, after: str | None, limit: int) -> list[Batch]:
     """Return up to `limit + 1` batches, the newest first. Raises NotFound."""
     query, last = select(Batch).where(Batch.policy_id == policy.id), None

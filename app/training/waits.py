@@ -63,7 +63,7 @@ async def _explain_samples(
     session: AsyncSession, policy: Policy, counts: SampleCounts, settings: Settings, *, triggered: bool
 ) -> Wait:
     """Return what the samples that are counted lack for a batch. `settings` are the policy's own."""
-    min_size = service.MIN_TRIGGERED_SAMPLES if triggered else settings.trainer.smallest_batch
+    min_size = service.min_samples(settings, is_triggered=triggered)
     algorithm = settings.algorithm.type.replace("_", " ").upper()
     if counts.ready and not counts.usable:
         return Wait(
@@ -120,6 +120,11 @@ async def _explain_samples(
             f"All {counts.ready} ready samples have the reward {extremes[0]:g}: the next batch needs one with "
             f"another reward{or_corrections}.",
         )
+    if counts.is_limited:
+        return Wait(
+            "Not known: enough samples are ready by their numbers, and they are too many to find out here how many of "
+            "them are within all caps together."
+        )
     return await _explain_plan(session, policy, counts, settings, min_size)
 
 
@@ -128,15 +133,14 @@ async def _explain_plan(
 ) -> Wait:
     """Return what the plan of the next batch lacks where the samples suffice by their numbers, and by each cap alone.
 
-    Only then is it planned: that reads more samples than a page should.
+    Only then is it planned, and not where more samples wait than are counted: that reads more than a page should.
     """
     plan = await plan_batch(session, policy, settings, lock=False)
     if plan.samples:
-        return Wait(f"Nothing: {len(plan.samples)} samples are about to be put into a batch.")
+        return Wait(f"Nothing. {len(plan.samples)} samples are about to be put into a batch.")
     if plan.seconds_left > 0:
-        missing = settings.trainer.batch_size - plan.num_selected
         return Wait(
-            f"{missing} more ready samples, since {plan.num_selected} are within all caps together; in "
+            f"{plan.num_missing} more ready samples, since {plan.num_selected} are within all caps together; in "
             f"{plan.seconds_left:.0f} s fewer are enough.",
             "trainer.max_wait_seconds",
         )
@@ -148,7 +152,7 @@ async def _explain_plan(
         )
     is_new = (Sample.policy_id == policy.id, is_open(), Sample.origin.is_(None))
     if await session.scalar(select(exists().where(*is_new))):
-        return Wait("Nothing: new samples are about to be prepared.")
+        return Wait("Nothing. New samples are about to be prepared.")
     return Wait(
         f"At least {min_size - plan.num_selected} more ready samples of other raters, conversations or prompts: "
         f"{plan.num_selected} of the {counts.usable} ready samples are within all caps together and can be compared. "

@@ -1,5 +1,6 @@
 """Freeze ready samples into batches. Freshness is decided here; what a batch has, in app.training.plan_batch."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -30,13 +31,14 @@ from app.models import (
 from app.policies import repository
 from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import effective_settings
-from app.raters.service import settle_missed_samples
 from app.training import batch_samples, line_moves, sample_failures, service
 from app.training.fruitless_looks import begin_look
 from app.training.plan_batch import plan_batch
 from app.training.sample_columns import fill_columns, is_open
 from workers.training.contrast import Contrast, find_contrast
 from workers.training.line_moves import finish_moves
+
+log = logging.getLogger("attune.assemble")
 
 AUTOMATED_STALENESS = 8  # versions; learning is unharmed up to there (docs/learning.md), and new samples keep coming
 
@@ -127,7 +129,8 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     if plan is None or not plan.samples:
         await look.record(session, settings.trainer.max_wait_seconds)
         return Outcome.NOTHING
-    if await settle_missed_samples(session, policy.project_id, [sample.turn_id for sample in plan.samples]):
+    if num_aside := await batch_samples.set_aside(locked, [sample.turn_id for sample in plan.samples]):
+        log.info("%d samples of blocked or quarantined raters are in no batch of %s", num_aside, policy.name)
         return Outcome.PREPARED
     await _freeze(locked, head, plan.samples)
     return Outcome.FROZEN

@@ -96,6 +96,20 @@ async def test_votes_that_are_settled_while_they_are_counted_are_counted_once(
     assert [row.num_votes for row in counts] == [2]
 
 
+async def test_a_block_leaves_the_votes_of_others_in_their_totals(harness: Harness) -> None:
+    """The vote of a rater who was blocked before is settled, and changes no reward."""
+    turn = await harness.turn(conversation_id="c")
+    for name in ("ada", "eve", "mallory"):
+        await harness.vote(turn.id, source={"kind": "HUMAN", "id": name})
+    await curate(harness.db, harness.settings)
+    for name, num_settled in (("eve", 1), ("mallory", 2)):
+        assert (await harness.api.put(f"/v1/raters/HUMAN/{name}", json={"standing": "blocked"})).status_code == 200
+        await check(harness)
+        await curate(harness.db, harness.settings)
+        assert await count(harness) == num_settled, "curation takes the votes on a reply out of their totals"
+        assert await check(harness) == {"rater_blocked": num_settled, "batch": 3 - num_settled}
+
+
 async def test_votes_that_wait_do_not_hold_up_those_behind_them(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

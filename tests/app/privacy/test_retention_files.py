@@ -119,6 +119,18 @@ async def test_damaged_version_keeps_its_trainer_state_and_does_not_stop_others(
     assert [(folder / "trainer").exists() for folder in folders[:4]] == [True, False, False, True]
 
 
+async def test_damaged_trainer_state_is_removed_like_any_other(harness: Harness) -> None:
+    folders = await release(harness, 8)
+    assert (await harness.api.put("/v1/retention", json={"optimizer_states": 1})).status_code == 200
+    (folders[0] / "trainer" / "state.json").write_bytes(b"damaged")
+    (folders[1] / "trainer" / "state.json").unlink()
+    await remove_expired(harness.db, harness.settings)
+    for row in sorted(await harness.all(Version), key=lambda row: row.number)[1:4]:
+        folder = Path(row.adapter_path)
+        manifest.verify(folder, row.manifest_sha256)
+        assert (folder / "adapter_model.safetensors").exists() and not (folder / "trainer").exists()
+
+
 async def test_old_versions_lose_their_trainer_state(harness: Harness) -> None:
     await release(harness, 8)
     assert (await harness.api.put("/v1/retention", json={"optimizer_states": 1})).status_code == 200

@@ -12,6 +12,7 @@ from app.cli.main import app
 from app.core.settings import Settings
 from app.models import Audit, Rater, RaterStanding, Reward, Sample, SampleState, Turn
 from app.projects.service import create_project
+from tests.support import episodes
 from tests.support.cli import cli_harness
 from tests.support.deployment import Harness
 from tests.support.settings import by_path
@@ -99,6 +100,25 @@ async def test_block_keeps_rewards_of_others(harness: Harness) -> None:
     await curate(harness.db, with_limits(harness))
     sample = await harness.get(Sample, turns[0])
     assert (sample.state, sample.reward, sample.rater) == (SampleState.OPEN, -1.0, "HUMAN/a")
+
+
+@pytest.mark.parametrize("whole", ["conversation_id", "episode_id"])
+async def test_block_computes_again_what_others_say_of_the_whole_conversation(harness: Harness, whole: str) -> None:
+    """Nobody has given feedback on one of its turns, which would be processed again for that turn."""
+    episode = await episodes.create(harness)
+    place = {"conversation_id": "c9", "episode_id": episode["id"]}
+    turns = [(await harness.turn(**place, episode_step=step)).id for step in (1, 2)]
+    await episodes.end(harness, episode["id"])
+    for source, value in ((SOURCE, True), ({"kind": "HUMAN", "id": "a"}, False)):
+        body = {"target": {whole: place[whole]}, "kind": "binary", "value": value, "source": source}
+        assert (await harness.api.post("/v1/feedback", json=body)).status_code == 201
+    await curate(harness.db, harness.settings)
+    assert [(await harness.get(Sample, id)).reward for id in turns] == [0.0, 0.0]
+    assert (await harness.api.put(PATH, json={"standing": "blocked"})).json()["samples"] == 0
+    await curate(harness.db, harness.settings)
+    for sample in [await harness.get(Sample, id) for id in turns]:
+        assert (sample.state, sample.reward, sample.rater) == (SampleState.OPEN, -1.0, "HUMAN/a")
+        assert sample.ready_at <= sample.changed_at
 
 
 async def test_sample_of_two_quarantined_raters_waits_for_both(harness: Harness) -> None:

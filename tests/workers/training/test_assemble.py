@@ -500,7 +500,7 @@ async def test_samples_within_each_cap_but_not_within_all_wait_and_status_says_s
         "(rollouts.max_plan_share) have lower caps."
     )
     one_cap = with_settings(harness, min_batch_size=3, max_wait_seconds=0.0, max_rater_share=0.125)
-    assert await waits_for(harness, one_cap) == "Nothing: 3 samples are about to be put into a batch."
+    assert await waits_for(harness, one_cap) == "Nothing. 3 samples are about to be put into a batch."
     assert await assemble(harness.db, one_cap) == 1
     assert len(await batched_turn_ids(harness)) == 3
 
@@ -544,7 +544,7 @@ async def test_single_replies_neither_hold_up_groups_nor_enter_their_batch(harne
         "2 more ready samples that GRPO can compare: 2 of the 18 ready samples have another reply to their prompt."
     )
     group += await rate_group(harness, "++-") + await rate_group(harness, "---")
-    assert await waits_for(harness, grouping) == "Nothing: 8 samples are about to be put into a batch."
+    assert await waits_for(harness, grouping) == "Nothing. 8 samples are about to be put into a batch."
     assert await assemble(harness.db, grouping) == 1
     assert await batched_turn_ids(harness) == set(group)
     assert {sample.state for sample in await harness.all(Sample) if sample.turn_id in singles} == {SampleState.OPEN}

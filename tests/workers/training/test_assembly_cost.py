@@ -16,12 +16,16 @@ from app.models import (
     Feedback,
     Policy,
     Project,
+    Rater,
+    RaterStanding,
+    Reward,
     RouteReason,
     Sample,
     Turn,
     new_id,
 )
 from app.training import feedback_density, fruitless_looks, select_samples
+from app.training.batch_samples import find_quarantined
 from app.training.recomputation import request_recomputation
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
@@ -86,6 +90,33 @@ async def test_the_feedback_of_returned_samples_is_found_by_indexes(harness: Har
 
         amounts.append(await work_of(harness, request))
     assert amounts[1] < 1.2 * amounts[0] + 20  # to read all would be hundreds
+
+
+async def test_quarantined_raters_of_an_episode_are_found_once_for_all_of_its_turns(harness: Harness) -> None:
+    """Each of its samples has the rewards of all its turns: a look for each of them would read the square of them."""
+    amounts = []
+    for number, count in enumerate((FEW // 5, FEW)):
+        episode_id = f"ep-{number}"
+        await add_samples(harness, count, lambda number: 1.0, prefix=f"e{number}", episode_id=episode_id)
+        turn_ids = [f"chatcmpl-e{number}-{place:06}" for place in range(count)]
+        project_id = (await harness.policy()).project_id
+        async with harness.db.write() as session:
+            await session.execute(update(Turn).where(Turn.id.in_(turn_ids)).values(episode_id=episode_id))
+            names = [f"HUMAN/{number}-{place}" for place in range(count)]
+            standing = {"standing": RaterStanding.QUARANTINED, "reason": "a burst"}
+            session.add_all(Rater(project_id=project_id, name=name, **standing) for name in names)
+            rated = zip(turn_ids, names, strict=True)
+            rewards = [{"turn_id": id, "rater": name, "source": name, "value": 1.0} for id, name in rated]
+            session.add_all(Reward(id=new_id("rew"), **reward) for reward in rewards)
+            await session.flush()
+            await session.execute(text("ANALYZE"))
+
+        async def find(turn_ids: list[str] = turn_ids) -> None:
+            async with harness.db.read() as session:
+                assert await find_quarantined(session, turn_ids) == dict.fromkeys(turn_ids, "a burst")
+
+        amounts.append(await work_of(harness, find))
+    assert amounts[1] < 10 * amounts[0]  # five times as many turns
 
 
 def feedback_row(turn: Turn, target: dict[str, str]) -> dict[str, Any]:
