@@ -10,12 +10,14 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple, cast
 
 from alignment.environments.agent_chat import LIMIT_BY_CODE
+from alignment.environments.attempts import Described, UsesService
 from alignment.environments.episode_loop import check_reward
 from alignment.environments.errors import (
     AgentFailure,
@@ -80,6 +82,8 @@ class EnvironmentRun:
         Cancelled, it ends its open episodes as abandoned, so that nothing is learned from a part of one.
         """
         self._started = time.monotonic()
+        if isinstance(self._environment, UsesService):
+            self._environment.use_service(self._service.chat_endpoint())
         concurrency = self._plan.concurrency
         if isinstance(self._environment, HasPlaces):
             concurrency = min(concurrency, await self._environment.max_concurrency())
@@ -110,13 +114,15 @@ class EnvironmentRun:
         An interruption costs no try, since it says nothing about the environment.
         """
         num_failed = 0
+        description = self._describe(planned)
         for number in count():
             try:
-                result = await self._attempt(planned, number)
+                result = await self._attempt(planned, number, description)
             except ServiceRefusal as refusal:
                 if refusal.code != GROUP_IS_FULL:
                     raise
                 return False  # interruptions have taken its places
+            result = replace(result, user=description.get("user"))
             self.results.append(result)
             if self._on_result is not None:
                 self._on_result(result)
@@ -127,27 +133,32 @@ class EnvironmentRun:
                 return False
         raise AssertionError("unreachable")
 
-    async def _attempt(self, planned: PlannedAttempt, number: int) -> Result:
-        created = await self._create(planned, number)
+    def _describe(self, planned: PlannedAttempt) -> Mapping[str, str]:
+        environment = self._environment
+        return environment.describe(planned.task, planned.seed) if isinstance(environment, Described) else {}
+
+    async def _attempt(self, planned: PlannedAttempt, number: int, description: Mapping[str, str]) -> Result:
+        created = await self._create(planned, number, description)
         if not created.is_open:
             return _replayed(planned.task, created, await self._find_loss(created))
         try:
             if created.is_replay:  # of a run that was killed; its world is gone
                 return await self._report(planned.task, created, Outcome(None, reason="abandoned"), None)
-            outcome, failure = await self._play(planned.task, created)
+            outcome, failure = await self._play(planned, created)
             return await self._report(planned.task, created, outcome, failure)
         except (asyncio.CancelledError, UnavailableEnvironment):
             await self._abandon(created)
             raise
 
-    async def _create(self, planned: PlannedAttempt, number: int) -> CreatedEpisode:
+    async def _create(self, planned: PlannedAttempt, number: int, description: Mapping[str, str]) -> CreatedEpisode:
+        episode = self._new_episode(planned.task, description)
         try:
-            return await self._service.create(self._new_episode(planned.task), self._idempotency_key(planned, number))
+            return await self._service.create(episode, self._idempotency_key(planned, number))
         except ServiceRefusal as refusal:
             if refusal.code != OTHER_BODY:
                 raise
             message = (
-                "a run of this name was begun with another environment, arguments, seed, group or limit; "
+                "a run of this name was begun with another environment, arguments, user, seed, group or limit; "
                 "give this one another name"
             )
             raise ServiceRefusal(refusal.status, refusal.code, message) from refusal
@@ -164,21 +175,20 @@ class EnvironmentRun:
         reason = created.reported_reason or created.end_reason
         return cast("Reason", reason) if reason in LOST else None
 
-    def _new_episode(self, task: Task) -> NewEpisode:
+    def _new_episode(self, task: Task, description: Mapping[str, str]) -> NewEpisode:
         plan = self._plan
         group = (f"{plan.name}/{task.id}", plan.group_size) if plan.group_size > 1 else None
-        metadata = {**plan.metadata, "run": plan.name, "split": plan.split, "seed": str(plan.seed)}
+        metadata = {**description, **plan.metadata, "run": plan.name, "split": plan.split, "seed": str(plan.seed)}
         return NewEpisode(plan.policy, task.id, plan.limits, plan.version, group, metadata)
 
     def _idempotency_key(self, planned: PlannedAttempt, number: int) -> str:
         name = f"{self._plan.name}\n{planned.task.id}\n{planned.number}\n{number}"
         return hashlib.sha256(name.encode()).hexdigest()
 
-    async def _play(self, task: Task, created: CreatedEpisode) -> tuple[Outcome, _Failure | None]:
+    async def _play(self, planned: PlannedAttempt, created: CreatedEpisode) -> tuple[Outcome, _Failure | None]:
         """Return how the attempt went, and the error that ended it."""
-        limits = self._plan.limits
-        url = self._service.base_url(created.id)
-        agent = Agent(url, created.api_key, self._plan.policy, episode_id=created.id, limits=limits)
+        task, plan, url = planned.task, self._plan, self._service.base_url(created.id)
+        agent = Agent(url, created.api_key, plan.policy, {}, created.id, plan.limits, planned.seed)
         try:
             outcome = await _run_in_time(self._environment, task, agent)
             _check(outcome)

@@ -6,12 +6,13 @@ An exception of the world says that the environment failed. A limit ends the att
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ssl import SSLContext
 from typing import TypeVar, cast
 
 from alignment.environments.agent_chat import AgentChat, LimitReached, Reply
+from alignment.environments.attempts import Attempt, ChatEndpoint
 from alignment.environments.errors import InfrastructureFailure
 from alignment.environments.protocols import (
     Agent,
@@ -44,17 +45,31 @@ class LoopEnvironment(Environment):
     def __init__(self, make_world: Callable[[], World], http: ServiceHttp | None = None) -> None:
         self._make_world = make_world
         self._http = http
+        self._endpoint: ChatEndpoint | None = None
+        self._listing_world: World | None = None  # it plays nothing
         self.verify: SSLContext | None = None
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        return self._make_world().tasks(split, seed)
+        self._listing_world = self._make_world()
+        return self._listing_world.tasks(split, seed)
+
+    def use_service(self, endpoint: ChatEndpoint) -> None:
+        """Take the endpoint for chats that are no part of an episode, such as those of simulated users."""
+        self._endpoint = endpoint
+
+    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+        """Return what is recorded with an attempt, as the world that lists the tasks describes it."""
+        if self._listing_world is None:
+            self._listing_world = self._make_world()
+        return self._listing_world.describe(task, seed)
 
     async def run(self, task: Task, agent: Agent) -> Outcome:
         if self._http is None:
             self._http = ServiceHttp(connections=1000, verify=self.verify)
         world = self._make_world()
+        attempt = Attempt(agent.seed, agent.episode_id, self._endpoint, self._http)
         try:
-            return await _Attempt(world, AgentChat(self._http, agent), task, agent).play()
+            return await _Attempt(world, AgentChat(self._http, agent), task, agent).play(attempt)
         finally:
             await _close(world)
 
@@ -89,8 +104,8 @@ class _Attempt:
         self._metrics: dict[str, float] = {}
         self._ends_at = asyncio.get_running_loop().time() + self._limits.deadline_seconds
 
-    async def play(self) -> Outcome:
-        observation = await self._ask_world(self._world.begin(self._task))
+    async def play(self, attempt: Attempt) -> Outcome:
+        observation = await self._ask_world(self._world.begin(self._task, attempt))
         self._messages += observation.messages
         async with self._open_tools(observation) as tools:
             reason = await self._play(observation, tools)

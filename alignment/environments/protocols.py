@@ -56,6 +56,7 @@ class Agent:
         model: What chats name as `model`.
         headers: To be sent with every chat.
         episode_id: The episode's id.
+        seed: Of this attempt: the same in each run of the same seed. Of a Task all attempts have the same.
     """
 
     base_url: str
@@ -64,6 +65,7 @@ class Agent:
     headers: Mapping[str, str] = field(default_factory=dict)
     episode_id: str = ""
     limits: Limits = field(default_factory=Limits)
+    seed: int = 0
 
 
 @dataclass(frozen=True)

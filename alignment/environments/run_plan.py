@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 
+from alignment.environments.attempts import derive_seed
 from alignment.environments.protocols import Environment, Limits, Task
 
 
@@ -27,10 +28,11 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class PlannedAttempt:
-    """One planned attempt: the n-th of a task."""
+    """One planned attempt: the n-th of a task. `seed`: as that of an Agent."""
 
     task: Task
     number: int
+    seed: int
 
 
 class PlannedAttempts:
@@ -55,4 +57,5 @@ def _list_attempts(environment: Environment, plan: RunPlan) -> Iterator[PlannedA
         if task.id in seen:
             raise ValueError(f"the environment has two tasks with the id {task.id!r}")
         seen.add(task.id)
-        yield from (PlannedAttempt(task, number) for number in range(plan.group_size))
+        for number in range(plan.group_size):
+            yield PlannedAttempt(task, number, derive_seed(plan.seed, task.id, number))

@@ -11,6 +11,7 @@ from alignment.environments.protocols import Reason
 
 LOST: frozenset[str] = frozenset({"abandoned", "infrastructure"})
 MOST_ERRORS = 10
+MOST_USERS = 10
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Result:
         is_replay: It had been played before, by an earlier run of the same name.
         error: What the environment, the agent or the service raised, in a line.
         traceback: Of the environment's code.
+        user: The simulated user, if it has one.
     """
 
     task: str
@@ -34,6 +36,7 @@ class Result:
     is_replay: bool = False
     error: str | None = None
     traceback: str | None = None
+    user: str | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -44,7 +47,7 @@ class RunSummary(BaseModel):
     """The figures of a run. Means are over attempts that have a reward; turns and tokens are those of all attempts.
 
     `ends` counts the attempts by the reason of their end, lost ones too. `num_lost`: planned attempts that were lost
-    again when they were repeated. `errors`: the most frequent ones.
+    again when they were repeated. `errors`: the most frequent ones. `users`: attempts by their simulated users.
     """
 
     run: str
@@ -61,6 +64,7 @@ class RunSummary(BaseModel):
     turns_per_second: float
     metrics: dict[str, float]
     errors: dict[str, int]
+    users: dict[str, int]
     is_complete: bool
 
 
@@ -72,6 +76,7 @@ def summarize(run: str, results: Sequence[Result], num_lost: int, seconds: float
     num_turns = sum(result.num_turns for result in played)
     names = sorted({name for result in graded for name in result.metrics})
     errors = Counter(result.error for result in results if result.error is not None)
+    users = Counter(result.user for result in results if result.user is not None)
     return RunSummary(
         run=run,
         num_attempts=len(results),
@@ -87,5 +92,6 @@ def summarize(run: str, results: Sequence[Result], num_lost: int, seconds: float
         turns_per_second=round(num_turns / seconds, 1) if seconds > 0 else 0.0,
         metrics={name: fmean(result.metrics[name] for result in graded if name in result.metrics) for name in names},
         errors=dict(errors.most_common(MOST_ERRORS)),
+        users=dict(users.most_common(MOST_USERS)),
         is_complete=is_complete,
     )

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from alignment.environments.attempts import ChatEndpoint
 from alignment.environments.protocols import Limits, Outcome, Reason, StepReward
 from alignment.environments.service_http import ErrorDetail, ServiceHttp
 
@@ -92,6 +93,10 @@ class ServiceClient:
     def base_url(self, episode_id: str) -> str:
         """Return the base URL of an episode for clients of OpenAI's API."""
         return f"{self.url}{EPISODES}/{quote(episode_id, safe='')}"
+
+    def chat_endpoint(self) -> ChatEndpoint:
+        """Return where chats are sent that are no part of an episode."""
+        return ChatEndpoint(f"{self.url}/v1", self._api_key)
 
     async def create(self, episode: NewEpisode, idempotency_key: str) -> CreatedEpisode:
         """Create an episode, or return the one that the same request has created before."""

@@ -1,8 +1,9 @@
 """One world of an attempt, be it a Steps or an Interaction: what the loop asks of both."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from alignment.environments.attempts import Attempt, Described, TakesAttempt
 from alignment.environments.protocols import (
     Interaction,
     Message,
@@ -25,7 +26,11 @@ class World(ABC):
         """Yield tasks, as Environment does."""
 
     @abstractmethod
-    async def begin(self, task: Task) -> Observation:
+    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+        """Return what is recorded with an attempt, as Described does."""
+
+    @abstractmethod
+    async def begin(self, task: Task, attempt: Attempt) -> Observation:
         """Return what the agent sees first."""
 
     @abstractmethod
@@ -56,7 +61,12 @@ class StepsWorld(World):
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._steps.tasks(split, seed)
 
-    async def begin(self, task: Task) -> Observation:
+    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+        return _describe(self._steps, task, seed)
+
+    async def begin(self, task: Task, attempt: Attempt) -> Observation:
+        if isinstance(self._steps, TakesAttempt):
+            self._steps.take_attempt(attempt)
         return await self._steps.reset(task)
 
     async def answer(self, messages: Sequence[Message]) -> Step:
@@ -81,7 +91,12 @@ class InteractionWorld(World):
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._interaction.tasks(split, seed)
 
-    async def begin(self, task: Task) -> Observation:
+    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+        return _describe(self._interaction, task, seed)
+
+    async def begin(self, task: Task, attempt: Attempt) -> Observation:
+        if isinstance(self._interaction, TakesAttempt):
+            self._interaction.take_attempt(attempt)
         return await self._interaction.start(task)
 
     async def answer(self, messages: Sequence[Message]) -> Step:
@@ -93,3 +108,7 @@ class InteractionWorld(World):
 
     async def close(self) -> None:
         await self._interaction.finish()
+
+
+def _describe(part: Steps | Interaction, task: Task, seed: int) -> Mapping[str, str]:
+    return part.describe(task, seed) if isinstance(part, Described) else {}

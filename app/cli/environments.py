@@ -212,5 +212,6 @@ def render(summary: RunSummary) -> Iterator[str]:
         )
     if summary.num_replayed:
         yield f"{summary.num_replayed} attempts had been played before"
+    yield from (f"simulated user: {user}, {number} attempts" for user, number in summary.users.items())
     yield from (f"{name} {value:.3f}" for name, value in summary.metrics.items())
     yield from (f"{number} × {error}" for error, number in summary.errors.items())

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,9 +17,9 @@ def command_line(service: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["planner_and_workers", "--policy", "shop", "--tasks", "1", "--group", "2"])
 
 
-def reply_to(messages: Sequence[dict[str, Any]]) -> str:
+def reply_to(body: dict[str, Any]) -> str:
     """Return the reply of an agent that makes no mistake."""
-    message = messages[-1]["content"]
+    message = body["messages"][-1]["content"]
     if message.startswith("Split"):
         return "\n".join(re.findall(r"\d+ \* \d+", message))
     if message.startswith("Calculate"):
@@ -65,8 +64,8 @@ async def test_each_agent_answers_for_its_own_mistake(
 ) -> None:
     """A plan of easy parts that the sum does not have pays nothing."""
 
-    def reply_with_mistake(messages: Sequence[dict[str, Any]]) -> str:
-        return mistake if messages[-1]["content"].startswith(role) else reply_to(messages)
+    def reply_with_mistake(body: dict[str, Any]) -> str:
+        return mistake if body["messages"][-1]["content"].startswith(role) else reply_to(body)
 
     scripted.reply_to = reply_with_mistake
     example.main()

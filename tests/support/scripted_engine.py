@@ -52,7 +52,7 @@ class ScriptedEngine:
     api_key: str | None = None
     admin_key: str | None = None
     reply_text: str = "We are open from nine to six."
-    reply_to: Callable[[Sequence[dict[str, Any]]], str] | None = None  # the text for these messages, instead
+    reply_to: Callable[[dict[str, Any]], str] | None = None  # the text by the body of the request, instead of it
     tool_call: tuple[str, str] | None = None  # a function's name and its arguments; generated instead of the text
     num_tool_calls: int = 1  # number of these tool calls in one reply
     text_before_call: bool = False  # the text is generated before the tool call
@@ -321,7 +321,8 @@ class Reply:
 
     async def _tokens(self) -> AsyncIterator[tuple[str, float | None]]:
         has_text = self.tool_call is None or self.engine.text_before_call
-        words = re.findall(r"\s*\S+", self._reply_text()) if has_text else []
+        reply_text = self.engine.reply_to(self.body) if self.engine.reply_to else self.engine.reply_text
+        words = re.findall(r"\s*\S+", reply_text) if has_text else []
         script = [(word, 3 + zlib.crc32(word.encode()) % 50_000) for word in words] + [("", END_OF_TURN)]
         begun = self.body.get("lora_path") or self.engine.generating_weights
         hash_so_far = hash_ids(self.prompt_ids, zlib.crc32(repr(begun).encode()))
@@ -351,10 +352,6 @@ class Reply:
             self.logprobs.append(None if at == self.engine.nan_at else value)
             yield word, self.logprobs[-1]
         self.finish_reason = self.engine.finish_reason or ("tool_calls" if self.tool_call else "stop")
-
-    def _reply_text(self) -> str:
-        reply_to = self.engine.reply_to
-        return self.engine.reply_text if reply_to is None else reply_to(self.body["messages"])
 
     @property
     def tool_call(self) -> tuple[str, str] | None:

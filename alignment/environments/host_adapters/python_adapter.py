@@ -2,10 +2,10 @@
 
     async def play(task, agent, **arguments) -> float | {"reward": 1.0, "metrics": {…}, "reason": "completed"}
 
-`task` has `id`, `data` and `seed`, `agent` has `base_url`, `api_key`, `model`, `headers`, `episode_id` and `limits`. An
-exception says that the environment has failed, unless its class is called AgentFailure. An ordinary function has a
-process for itself while it runs, with OPENAI_BASE_URL and OPENAI_API_KEY of the episode. The function `tasks(split,
-seed)` of the module yields the tasks, or the data of tasks; without one there is one task, without data.
+`task` has `id`, `data` and `seed`, `agent` has `base_url`, `api_key`, `model`, `headers`, `episode_id`, `limits` and
+`seed`. An exception says that the environment has failed, unless its class is called AgentFailure. An ordinary function
+has a process for itself while it runs, with OPENAI_BASE_URL and OPENAI_API_KEY of the episode. The function
+`tasks(split, seed)` of the module yields the tasks, or the data of tasks; without one there is one task, without data.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from alignment.environments.run_summary import Result, summarize
+from app.cli.environments import render
 from app.cli.main import app
 from app.core.settings import REPOSITORY
 from app.models import Episode, Turn
@@ -52,7 +54,7 @@ async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
     status, output, errors = await play(*options, "--json")
     assert status == 0 and json.loads(output)["num_replayed"] == 4, errors
     status, _, errors = await play(*options[:-1], '{"num_rooms": 5}')
-    assert status == 1 and "a run of this name was begun with another environment, arguments" in errors
+    assert status == 1 and "a run of this name was begun with another environment, arguments, user" in errors
 
 
 @pytest.mark.usefixtures("cli_harness", "scripted")
@@ -99,6 +101,12 @@ async def test_unknown_policy() -> None:
 def test_mistakes_of_the_user(arguments: list[str], message: str) -> None:
     played = run(app, ["environments", "run", *arguments])
     assert played.exit_code != 0 and message in f"{played.output} {played.exception}"
+
+
+def test_summary_names_the_simulated_users() -> None:
+    results = [Result("task", f"ep-{n}", "completed", 1.0, 2, 9, user="model guest@v3") for n in range(2)]
+    lines = list(render(summarize("run-1", results, 0, 1.0, is_complete=True)))
+    assert "simulated user: model guest@v3, 2 attempts" in lines
 
 
 def test_list() -> None:

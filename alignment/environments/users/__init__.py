@@ -1,0 +1,1 @@
+"""Simulated users of dialogues: scripts, and models at a fixed version."""
