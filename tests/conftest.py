@@ -24,6 +24,7 @@ from app.projects.service import bootstrap
 from tests.support.compiled_statements import share_compiled_statements
 from tests.support.deployment import Harness
 from tests.support.hostile_postgres import hostile_postgres
+from tests.support.loaded_migrations import load_migrations_once
 from tests.support.old_databases import drop_databases, find_old_databases
 from tests.support.row_order import reverse_unordered_selects
 from tests.support.scripted_engine import ScriptedEngine, serve
@@ -38,6 +39,7 @@ pytest_plugins = [
 
 reverse_unordered_selects()
 share_compiled_statements()
+load_migrations_once()
 
 # No deadline for an example, because a loaded machine is not a failure. ATTUNE_FULL=1 draws new examples in every run.
 hypothesis.settings.register_profile(

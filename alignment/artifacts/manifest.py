@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +13,7 @@ from typing_extensions import TypedDict  # the one that pydantic takes under Pyt
 from alignment.errors import DamagedAdapter
 
 MANIFEST = "manifest.json"
+HASH_THREADS = 4  # files that are hashed at the same time
 
 
 class FileEntry(TypedDict):
@@ -23,7 +25,9 @@ class FileEntry(TypedDict):
 
 def write_manifest(directory: Path, lineage: Mapping[str, object]) -> str:
     """Write the manifest of all files in `directory`, with the lineage, and return the manifest's own sha256."""
-    files = {name: file_entry(directory / name) for name in _file_names(directory)}
+    names = _file_names(directory)
+    with ThreadPoolExecutor(HASH_THREADS) as threads:
+        files = dict(zip(names, threads.map(file_entry, [directory / name for name in names]), strict=True))
     manifest = {"files": files, "lineage": lineage}
     raw = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
     with open(directory / MANIFEST, "wb") as file:

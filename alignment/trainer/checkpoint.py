@@ -1,7 +1,8 @@
 """The trainer's state between two updates, on disk as safetensors and JSON, and the export of version directories.
 
 adapter_model.safetensors   adapter_config.json     for the engine; with full weights, a Hugging Face model's own files
-trainer/optimizer.safetensors   trainer/state.json   to resume training bit for bit
+trainer/optimizer.exp_avg.safetensors, trainer/optimizer.exp_avg_sq.safetensors, trainer/state.json
+                                                    to resume training bit for bit
 trainer/critic.safetensors                          if there is a critic: its tensors and their moments
 """
 
@@ -9,6 +10,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from alignment.artifacts.specs import ADAPTER, TRAINER_STATE, WEIGHTS, AdapterSp
 from alignment.errors import DamagedAdapter
 from alignment.models import lora, parallel
 
-OPTIMIZER = Path(TRAINER_STATE, "optimizer.safetensors")
+OPTIMIZER_FILES = "optimizer.*safetensors"  # one for each moment; earlier releases wrote one for both
 CRITIC = Path(TRAINER_STATE, "critic.safetensors")
 STATE = Path(TRAINER_STATE, "state.json")
 _TENSOR, _MOMENT = "tensor.", "moment."
@@ -97,23 +99,31 @@ def _write_and_rename(directory: Path, write: Callable[[Path], None], lineage: M
     return sha256
 
 
+def optimizer_file(moment: str) -> Path:
+    """Return the file of one of the optimizer's moments, "exp_avg" or "exp_avg_sq". They are written side by side."""
+    return Path(TRAINER_STATE, f"optimizer.{moment}.safetensors")
+
+
 def write(directory: Path, content: Checkpoint, spec: AdapterSpec | None, base_model: Path) -> None:
     """Write a checkpoint into an empty directory. `spec` is None for full weights."""
     assert content.actor.moments is not None, "a trainer always has moments"
     (directory / STATE).parent.mkdir()
+    files = {directory / (WEIGHTS if spec is None else ADAPTER): content.actor.tensors}
+    for name, tensor in content.actor.moments.items():
+        files.setdefault(directory / optimizer_file(name.partition(".")[0]), {})[name] = tensor
+    if content.critic is not None and content.critic.moments is not None:
+        tensors = {_TENSOR + name: tensor for name, tensor in content.critic.tensors.items()}
+        moments = {_MOMENT + name: moment for name, moment in content.critic.moments.items()}
+        files[directory / CRITIC] = tensors | moments
     if spec is None:
         for path in base_model.iterdir():  # the configuration and the tokenizer, which an engine needs
             if path.is_file() and path.suffix in (".json", ".jinja", ".txt", ".model") and "index" not in path.name:
                 shutil.copyfile(path, directory / path.name)
-        save_file(content.actor.tensors, directory / WEIGHTS, metadata={"format": "pt"})
     else:
-        save_file(content.actor.tensors, directory / ADAPTER)
         lora.write_config(directory, spec, base_model)
-    save_file(content.actor.moments, directory / OPTIMIZER)
-    if content.critic is not None and content.critic.moments is not None:
-        tensors = {_TENSOR + name: tensor for name, tensor in content.critic.tensors.items()}
-        moments = {_MOMENT + name: moment for name, moment in content.critic.moments.items()}
-        save_file(tensors | moments, directory / CRITIC)
+    metadata = {"format": "pt"} if spec is None else None
+    with ThreadPoolExecutor(len(files)) as threads:  # a release waits for this, and writing needs no lock of Python
+        list(threads.map(lambda path, tensors: save_file(tensors, path, metadata), files, files.values()))
     (directory / STATE).write_text(json.dumps(asdict(content.progress)))
 
 
@@ -136,7 +146,10 @@ def read(directory: Path, spec: AdapterSpec | None, manifest_sha256: str | None 
     if (directory / CRITIC).exists():
         critic_file = load_file(directory / CRITIC)
         critic = RoleState(_with_prefix(critic_file, _TENSOR), _with_prefix(critic_file, _MOMENT))
-    return Checkpoint(RoleState(tensors, load_file(directory / OPTIMIZER)), critic, progress)
+    moments: dict[str, Tensor] = {}
+    for path in sorted((directory / TRAINER_STATE).glob(OPTIMIZER_FILES)):
+        moments |= load_file(path)
+    return Checkpoint(RoleState(tensors, moments), critic, progress)
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

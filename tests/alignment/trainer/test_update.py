@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.ppo import PPO
+from alignment.artifacts.manifest import write_manifest
 from alignment.config.algorithm import (
     AlgorithmConfig,
     CorrectionConfig,
@@ -31,7 +33,9 @@ from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.models.base_model import ModelRole
+from alignment.trainer.checkpoint import optimizer_file
 from alignment.trainer.loss_part import LossPart
+from alignment.trainer.optimizer import MOMENTS
 from alignment.trainer.scoring import score_sequences
 from alignment.trainer.trainer import Trainer
 from alignment.trainer.update import Update
@@ -221,6 +225,26 @@ def test_algorithm_state_is_restored_with_the_version(
     for role in ("actor", "critic") if "critic" in trainer.optimizers else ("actor",):
         for name, tensor in trainer.policy.role_parameters(role).items():
             assert torch.equal(resumed.policy.role_parameters(role)[name], tensor)
+
+
+def test_version_of_an_earlier_release_is_restored_with_its_moments(
+    base_model: Path, config: TrainerConfig, draw: Draw, tmp_path: Path
+) -> None:
+    """There, one file has both moments."""
+    trainer, resumed = Trainer(base_model, config), Trainer(base_model, config)
+    trainer.update(draw(8, seed=1))
+    export = trainer.export(tmp_path / "v1", {})
+    files = [export.path / optimizer_file(moment) for moment in MOMENTS]
+    moments = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert len(moments) == 2 * len(trainer.optimizers["actor"].parameters)
+    save_file(moments, files[0].with_name("optimizer.safetensors"))
+    for file in files:
+        file.unlink()
+    resumed.restore(export.path, write_manifest(export.path, {}))
+    expected = trainer.update(draw(8, seed=2)).metrics["actor/grad_norm"]
+    assert resumed.update(draw(8, seed=2)).metrics["actor/grad_norm"] == expected
+    for name, tensor in trainer.policy.role_parameters("actor").items():
+        assert torch.equal(resumed.policy.role_parameters("actor")[name], tensor)
 
 
 def test_critic_can_be_added_to_a_policy_trained_without_one(

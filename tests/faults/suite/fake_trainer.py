@@ -19,6 +19,7 @@ from alignment.config.trainer import TrainerConfig
 from alignment.json_values import as_list
 from alignment.trainer import checkpoint
 from alignment.trainer.checkpoint import Checkpoint, Export, Progress, RoleState, export
+from alignment.trainer.optimizer import MOMENTS
 from alignment.trainer.scoring import Probe
 from alignment.types import Batch, UpdateReport
 from tests.support.adapters import adapter_spec
@@ -74,6 +75,6 @@ class FakeTrainer:
         return Probe(PROBE, tuple(rows))
 
     def export(self, directory: Path, lineage: Mapping[str, Any]) -> Export:
-        moments = {name: tensor * 0.5 for name, tensor in self.tensors.items()}
+        moments = {f"{moment}.{name}": tensor * 0.5 for moment in MOMENTS for name, tensor in self.tensors.items()}
         content = Checkpoint(RoleState(self.tensors, moments), None, self.progress)
         return export(directory, content, self.adapter_spec, self.base_model, lineage)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from alignment.artifacts.manifest import write_manifest
 from alignment.artifacts.specs import ADAPTER
 from alignment.config.trainer import TrainerConfig
-from alignment.trainer.checkpoint import OPTIMIZER, Export
+from alignment.trainer.checkpoint import Export, optimizer_file
 from app.deployments import service
 from app.models import Audit, Engine, Version, VersionState
 from app.policies.locks import lock_policy
@@ -145,7 +145,7 @@ async def test_damage_after_sealing_is_rejected_before_the_engine_is_used(
 async def test_damaged_state_of_the_trainer_delays_no_release(harness: Harness, replica: RecordingEngine) -> None:
     """No engine reads it, and the trainer checks it when it restores it: `test_damaged_parent_halts_training…`."""
     version, path = await create_trained_version(harness)
-    (path / OPTIMIZER).write_bytes(b"")
+    (path / optimizer_file("exp_avg")).write_bytes(b"")
     await evaluate_version(harness, version)
     assert replica.received[0] == "shop-v1"
 

@@ -229,7 +229,9 @@ async def test_policy_on_another_base_model_is_not_trained(harness: Harness, ran
 
 
 @pytest.mark.parametrize("is_sealed_again", [False, True])
-@pytest.mark.parametrize("file", [ADAPTER, f"{TRAINER_STATE}/optimizer.safetensors", f"{TRAINER_STATE}/state.json"])
+@pytest.mark.parametrize(
+    "file", [ADAPTER, f"{TRAINER_STATE}/optimizer.exp_avg_sq.safetensors", f"{TRAINER_STATE}/state.json"]
+)
 async def test_damaged_parent_halts_training_instead_of_failing_every_batch(
     harness: Harness, rank: Rank, file: str, is_sealed_again: bool
 ) -> None:
