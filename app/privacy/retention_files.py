@@ -232,7 +232,7 @@ async def remove_trainer_states(
         if not folder.is_relative_to(settings.versions_dir):
             continue
         try:
-            copy, sha256 = await asyncio.to_thread(copy_without_state, folder)
+            copy, sha256 = await asyncio.to_thread(copy_without_state, folder, version.manifest_sha256)
         except (DamagedAdapter, OSError) as error:
             log.warning("the trainer state of %s is kept: %s", folder.name, error)
             _damaged.add(folder)
@@ -264,13 +264,13 @@ def _remove_one(folder: Path, copy: Path, is_replaced: bool, settings: Settings)
     return remove_folders([str(folder)], settings) - folder_bytes(copy)
 
 
-def copy_without_state(folder: Path) -> tuple[Path, str]:
+def copy_without_state(folder: Path, manifest_sha256: str | None = None) -> tuple[Path, str]:
     """Copy a version's folder without its trainer state; return the copy and the hash of its manifest.
 
-    Raises DamagedAdapter if other files than the state differ from the manifest. The files of the copy are links to the
-    same data.
+    Raises DamagedAdapter if the manifest has another hash than the recorded one, or if other files than the state
+    differ from it. The files of the copy are links to the same data.
     """
-    lineage = manifest.verify(folder, skip=TRAINER_STATE)
+    lineage = manifest.verify(folder, manifest_sha256, skip=TRAINER_STATE)
     final = folder.with_name(folder.name + WITHOUT_STATE)
     shutil.rmtree(final, ignore_errors=True)  # of an attempt that was not committed
     temporary = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=folder.parent))

@@ -113,7 +113,8 @@ async def release_samples(session: AsyncSession, project_id: str, name: str) -> 
 async def drop_samples(session: AsyncSession, project_id: str, name: str, reason: str) -> int:
     """Remove the rater's rewards from samples that are in no batch yet. Returns how many samples were dropped.
 
-    A sample with rewards of others is not dropped: curation computes its reward again without this rater.
+    A sample with rewards of others is not dropped: curation computes its reward again without this rater. Where no
+    feedback lets it, the rater keeps the weight until a batch is to have the sample: the assembly computes it then.
     """
     turn_ids = await _lock_samples(session, project_id, name, SampleState.QUARANTINED)
     turn_ids += await _lock_samples(session, project_id, name, SampleState.OPEN)
@@ -128,29 +129,35 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
         )  # rewards of other turns
         shared |= set(await session.scalars(select(Sample.turn_id).where(*in_attempts)))
     alone = set(turn_ids) - shared
-    seqs = await _read_feedback(session, shared)
-    await _update(session, Reward.turn_id, turn_ids, Reward.rater == name, weight=0.0)
+    seqs, computed = await _read_feedback(session, shared)
+    await _update(session, Reward.turn_id, alone | computed, Reward.rater == name, weight=0.0)
     await _update(
         session, Sample.turn_id, alone, state=SampleState.DROPPED, rule=SampleRule.RATER_BLOCKED, reason=reason
     )
     recompute_at = now() + RECOMPUTE_DELAY_SECONDS
-    await _update(session, Sample.turn_id, shared, state=SampleState.OPEN, reason=None, ready_at=recompute_at)
+    await _update(session, Sample.turn_id, shared, state=SampleState.OPEN, reason=None)
+    await _update(session, Sample.turn_id, computed, ready_at=recompute_at)
     await _update(session, Feedback.seq, seqs, processed=False)
     return len(alone)
 
 
-async def _read_feedback(session: AsyncSession, turn_ids: Collection[str]) -> set[int]:
-    """Return the numbers of the feedback that the rewards of these turns come from, as far as they count.
+async def _read_feedback(session: AsyncSession, turn_ids: Collection[str]) -> tuple[set[int], set[str]]:
+    """Return the numbers of the feedback that the rewards of these turns come from, as far as they count, and the turns
+    that have some.
 
     It may be about a turn, a whole conversation or episode, or a ranking. The samples of these turns wait, so that none
     of these votes is in a VoteTotal because of them.
     """
     seqs: set[int] = set()
+    rated: set[str] = set()
     for chunk in chunked(turn_ids):
         is_counted = (Reward.turn_id.in_(chunk), Reward.weight > 0)
-        rewards = select(Reward.feedback_seq).where(*is_counted, Reward.feedback_seq.is_not(None))
-        seqs.update(seq for seq in await session.scalars(rewards) if seq is not None)
-    return seqs
+        rewards = select(Reward.feedback_seq, Reward.turn_id).where(*is_counted)
+        for seq, turn_id in await session.execute(rewards):
+            if seq is not None:
+                seqs.add(seq)
+                rated.add(turn_id)
+    return seqs, rated
 
 
 async def _lock_rewards(session: AsyncSession, project_id: str, name: str) -> None:

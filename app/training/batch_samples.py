@@ -65,22 +65,32 @@ class BlockedTurns(NamedTuple):
     shared: set[str]
 
 
+class SetAside(NamedTuple):
+    """How many samples were set aside, and the turns whose samples are to be computed at once, by the caller."""
+
+    num_samples: int
+    uncomputed: set[str]
+
+
 class EpisodeKey(NamedTuple):
     project_id: str
     episode_id: str
 
 
-async def set_aside(locked: LockedPolicy, turn_ids: Collection[str]) -> int:
-    """Take samples out of the next batch whose rater was blocked or quarantined while another transaction held them.
+async def set_aside(locked: LockedPolicy, turn_ids: Collection[str]) -> SetAside:
+    """Take samples out of the next batch that have rewards of a rater who was blocked or quarantined.
 
-    The block or the quarantine has passed over them. The samples of these turns are open and locked. Those of a
-    quarantined rater wait for an admin. Those of a blocked rater alone are dropped; those that others have rated too,
-    and those of a compared episode, are computed again, and not ready until then. Returns how many were set aside.
+    The block or the quarantine has passed over those that another transaction held, and over rewards that no feedback
+    lets curation compute again: those of judges, of users' next messages. The samples of these turns are open and
+    locked. Those of a quarantined rater wait for an admin. Those of a blocked rater alone are dropped; those that
+    others have rated too, and those of a compared episode, are computed again: by curation, and not ready until then,
+    or by the caller.
     """
     session = locked.session
     in_episodes = await _read_episodes(session, turn_ids)
     missed, affected_episodes = await _find_missed(session, turn_ids, set(in_episodes.values()))
-    blocked = await _remove_blocked_raters(session, missed)
+    blocked = await _find_blocked(session, missed)
+    await _remove_weights(session, missed)
     of_episodes = {turn_id for turn_id, episode in in_episodes.items() if episode in affected_episodes}
     dropped = blocked.alone.intersection(turn_ids) - of_episodes
     quarantined = await find_quarantined(session, set(turn_ids) - dropped)
@@ -89,10 +99,11 @@ async def set_aside(locked: LockedPolicy, turn_ids: Collection[str]) -> int:
     for reason in sorted(set(quarantined.values())):
         turns = [turn_id for turn_id, its_reason in quarantined.items() if its_reason == reason]
         await _change(session, turns, state=SampleState.QUARANTINED, reason=reason)
+    uncomputed: set[str] = set()
     if shared:
-        await request_recomputation(session, shared)
+        uncomputed = shared - await request_recomputation(session, shared)
         enqueue_after_commit(session, "curate")
-    return len(dropped | shared | quarantined.keys())
+    return SetAside(len(dropped | shared | quarantined.keys()), uncomputed)
 
 
 async def _find_missed(
@@ -246,7 +257,7 @@ async def return_samples(
     turn_ids = list(await session.scalars(select(Sample.turn_id).where(*in_batch))) if part is None else part
     if not turn_ids:
         return True
-    returned = await _reopen(session, turn_ids, reason, exhausted, in_batch)
+    returned, blocked = await _reopen(session, turn_ids, reason, exhausted, in_batch)
     if part is None:
         await reopen_votes_of_batches(session, *batch_ids)
     await reopen_votes_on_turns(session, turn_ids)
@@ -254,8 +265,7 @@ async def return_samples(
         await _free_feedback(session, batch_ids)
     else:
         await _free_feedback_on(session, part, batch_ids)
-    await request_recomputation(session, returned)
-    enqueue_after_commit(session, "curate", "assemble")
+    await _compute_again(session, returned, blocked)
     return part is None
 
 
@@ -276,9 +286,19 @@ async def return_unlearned(locked: LockedPolicy, batch_id: str, turn_ids: Collec
         return
     session = locked.session
     in_batch = (Sample.batch_id == batch_id, Sample.state == SampleState.BATCHED, Sample.turn_id.in_(turn_ids))
-    returned = await _reopen(session, turn_ids, reason, None, in_batch)
+    returned, blocked = await _reopen(session, turn_ids, reason, None, in_batch)
     await _leave_batch(session, batch_id, turn_ids)
-    await request_recomputation(session, returned)
+    await _compute_again(session, returned, blocked)
+
+
+async def _compute_again(session: AsyncSession, returned: Collection[str], blocked: BlockedTurns) -> None:
+    """Let the rewards of returned samples be computed again, without those of blocked raters.
+
+    What no feedback lets curation compute keeps its reward and its raters' weights until a batch is to have it:
+    `set_aside` finds it by them.
+    """
+    computed = await request_recomputation(session, returned)
+    await _remove_weights(session, blocked.alone | (blocked.shared - (set(returned) - computed)))
     enqueue_after_commit(session, "curate", "assemble")
 
 
@@ -288,9 +308,12 @@ async def _reopen(
     reason: str,
     exhausted: SampleRule | None,
     in_batch: Sequence[ColumnElement[bool]],
-) -> list[str]:
-    """Take the samples of these turns out of their batch, and return the turns whose samples can be learned from."""
-    blocked = await _remove_blocked_raters(session, turn_ids)
+) -> tuple[list[str], BlockedTurns]:
+    """Take the samples of these turns out of their batch.
+
+    Returns the turns whose samples can be learned from, and those with a reward of a blocked rater.
+    """
+    blocked = await _find_blocked(session, turn_ids)
     columns = (Sample.turn_id, Sample.num_returns, Turn.deleted_at, Turn.exclusion_reason)
     query = select(*columns).join(Turn, Turn.id == Sample.turn_id).where(*in_batch)
     # Columns, not objects: the rows may be ten thousand, and nobody else writes to SQLite meanwhile.
@@ -319,7 +342,7 @@ async def _reopen(
             await session.execute(change.values(num_returns=Sample.num_returns + 1) if is_counted else change)
         if state != SampleState.DROPPED:
             returned += ids
-    return returned
+    return returned, blocked
 
 
 async def break_up_batches(
@@ -409,22 +432,25 @@ async def reclaim_samples(
     return last
 
 
-async def _remove_blocked_raters(session: AsyncSession, turn_ids: Collection[str]) -> BlockedTurns:
-    """Take the weight from the rewards of blocked raters on these turns."""
+async def _find_blocked(session: AsyncSession, turn_ids: Collection[str]) -> BlockedTurns:
+    """Lock the rewards of blocked raters on these turns, and return the turns."""
     blocked = BlockedTurns(set(), set())
-    for chunk in chunked(turn_ids):
-        rewards = _rewards_by(RaterStanding.BLOCKED, Reward).where(Reward.turn_id.in_(chunk))
+    for chunk in chunked(sorted(turn_ids)):
+        rewards = _rewards_by(RaterStanding.BLOCKED, Reward.id, Reward.turn_id).where(Reward.turn_id.in_(chunk))
         rewards = rewards.order_by(Reward.turn_id, Reward.source).with_for_update(of=Reward)
-        affected: set[str] = set()
-        for reward in await session.scalars(rewards):
-            reward.weight = 0.0
-            affected.add(reward.turn_id)
-        await session.flush()
-        others = select(Reward.turn_id).where(Reward.turn_id.in_(affected), Reward.weight > 0)
-        shared = set(await session.scalars(others))
+        found = (await session.execute(rewards)).all()
+        others = (Reward.turn_id.in_({row.turn_id for row in found}), Reward.id.not_in([row.id for row in found]))
+        shared = set(await session.scalars(select(Reward.turn_id).where(*others, Reward.weight > 0)))
         blocked.shared.update(shared)
-        blocked.alone.update(affected - shared)
+        blocked.alone.update({row.turn_id for row in found} - shared)
     return blocked
+
+
+async def _remove_weights(session: AsyncSession, turn_ids: Collection[str]) -> None:
+    """Take the weight from the rewards of blocked raters on these turns. The rewards are locked."""
+    for chunk in chunked(sorted(turn_ids)):
+        rewards = _rewards_by(RaterStanding.BLOCKED, Reward.id).where(Reward.turn_id.in_(chunk))
+        await session.execute(update(Reward).where(Reward.id.in_(rewards)).values(weight=0.0))
 
 
 async def find_quarantined(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, str]:

@@ -28,6 +28,12 @@ class Wait(NamedTuple):
     setting: str | None = None
 
 
+TOO_MANY = Wait(
+    "Not known: so many samples are ready that only the assembly finds out how many of them are within all caps "
+    "together. If no update begins for long, see which raters they are of, and the caps (raters.max_*_share)."
+)
+
+
 async def explain_wait(
     session: AsyncSession, policy: Policy, counts: SampleCounts, settings: Settings, *, triggered: bool
 ) -> Wait:
@@ -52,7 +58,7 @@ async def explain_wait(
     if head.state not in ONCE_LIVE:
         return Wait(f"{version_name(policy, head)} is not published yet.")
     wait = await _explain_samples(session, policy, counts, settings, triggered=triggered)
-    if counts.is_limited:
+    if counts.is_limited and wait != TOO_MANY:
         return wait._replace(
             sentence=f"{wait.sentence} This is about the first {service.MAX_COUNTED:,} of the ready samples."
         )
@@ -121,10 +127,7 @@ async def _explain_samples(
             f"another reward{or_corrections}.",
         )
     if counts.is_limited:
-        return Wait(
-            "Not known: enough samples are ready by their numbers, and they are too many to find out here how many of "
-            "them are within all caps together."
-        )
+        return TOO_MANY
     return await _explain_plan(session, policy, counts, settings, min_size)
 
 

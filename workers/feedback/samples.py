@@ -276,9 +276,10 @@ def _ready_at(turn: FinishedTurn, turn_rewards: TurnRewards, config: RewardsConf
 def _main_rater(turn_rewards: Sequence[Reward]) -> str | None:
     """Return the person with the most weight among the raters; without one, the program with the most weight.
 
-    A program that sends feedback has the caps of a person. The deployment's own judges are no raters.
+    A program that sends feedback has the caps of a person. The deployment's own judges are no raters, nor is who has no
+    weight.
     """
-    raters = [reward for reward in turn_rewards if reward.rater is not None]
+    raters = [reward for reward in turn_rewards if reward.rater is not None and reward.weight > 0]
     people = [reward for reward in raters if is_person(reward.rater)]
     return max(people or raters, key=lambda reward: reward.weight).rater if raters else None
 

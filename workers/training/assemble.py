@@ -35,6 +35,7 @@ from app.training import batch_samples, line_moves, sample_failures, service
 from app.training.fruitless_looks import begin_look
 from app.training.plan_batch import plan_batch
 from app.training.sample_columns import fill_columns, is_open
+from workers.feedback.rewards import update_turn_samples
 from workers.training.contrast import Contrast, find_contrast
 from workers.training.line_moves import finish_moves
 
@@ -129,8 +130,11 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     if plan is None or not plan.samples:
         await look.record(session, settings.trainer.max_wait_seconds)
         return Outcome.NOTHING
-    if num_aside := await batch_samples.set_aside(locked, [sample.turn_id for sample in plan.samples]):
-        log.info("%d samples of blocked or quarantined raters are in no batch of %s", num_aside, policy.name)
+    aside = await batch_samples.set_aside(locked, [sample.turn_id for sample in plan.samples])
+    if aside.num_samples:
+        log.info("%d samples of blocked or quarantined raters are in no batch of %s", aside.num_samples, policy.name)
+        if aside.uncomputed:
+            await update_turn_samples(session, aside.uncomputed, settings)
         return Outcome.PREPARED
     await _freeze(locked, head, plan.samples)
     return Outcome.FROZEN

@@ -153,9 +153,10 @@ async def undo(visit: Annotator, act: Annotated[Undo, form_body(Undo)]) -> Respo
 async def trust(visit: Operator, act: Annotated[TrustAct, form_body(TrustAct)]) -> Response:
     """Trust the labels of this session's key: they are not held as a flood, and no cap per rater applies to them."""
     name = feedback_rater(SourceKind.HUMAN, source_id(visit.caller))
-    async with visit.db.with_long_timeout.write() as session:
-        actor, project_id = visit.caller.key_prefix, visit.caller.project_id
-        await raters.set_standing(session, project_id, name, RaterStanding.TRUSTED, act.reason, actor=actor)
+    change = (visit.caller.project_id, name, RaterStanding.TRUSTED, act.reason)
+    await visit.db.with_long_timeout.retry_on_deadlock(
+        lambda session: raters.set_standing(session, *change, actor=visit.caller.key_prefix)
+    )
     return await _go_on(visit, act.policy, "single", "Your labels are trusted from now on.")
 
 

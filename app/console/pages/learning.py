@@ -150,9 +150,10 @@ async def control(visit: Operator, act: Annotated[ControlAct, form_body(ControlA
 @router.post("/learning/rater")
 async def set_rater(visit: Operator, act: Annotated[RaterAct, form_body(RaterAct)]) -> Response:
     """Release, trust or block a rater."""
-    async with visit.db.with_long_timeout.write() as session:
-        actor, project_id = visit.caller.key_prefix, visit.caller.project_id
-        _, count = await raters.set_standing(session, project_id, act.rater, act.standing, act.reason, actor=actor)
+    change = (visit.caller.project_id, act.rater, act.standing, act.reason)
+    _, count = await visit.db.with_long_timeout.retry_on_deadlock(
+        lambda session: raters.set_standing(session, *change, actor=visit.caller.key_prefix)
+    )
     return await _done(visit, act.policy, f"{act.rater} is {act.standing}; {count} rated replies changed with it.")
 
 

@@ -63,10 +63,7 @@ async def test_no_batch_is_planned_where_more_samples_wait_than_are_counted(
     assert (await explain(harness, settings)).startswith("Nothing. ")
     monkeypatch.setattr(service, "MAX_COUNTED", 8)
     monkeypatch.delattr(waits, "plan_batch")
-    assert await explain(harness, settings) == (
-        "Not known: enough samples are ready by their numbers, and they are too many to find out here how many of them "
-        "are within all caps together. This is about the first 8 of the ready samples."
-    )
+    assert await explain(harness, settings) == waits.TOO_MANY.sentence
 
 
 async def test_samples_of_a_failed_batch_say_how_long_they_wait(harness: Harness) -> None:

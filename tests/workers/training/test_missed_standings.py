@@ -7,13 +7,17 @@ import pytest
 from sqlalchemy import select
 
 from app.core.settings import Settings
-from app.models import Rater, RaterStanding, Reward, Sample, SampleRule, SampleState, Turn
+from app.models import BatchState, Rater, RaterStanding, Reward, Sample, SampleRule, SampleState, Turn
+from app.policies.locks import lock_policy
+from app.training import batch_samples
 from tests.support import episodes
 from tests.support.attempts import attempt, compare, read_samples
 from tests.support.deployment import Harness
+from tests.support.judgements import settings_with_sources
 from tests.support.settings import by_path
 from tests.support.updates import rate
 from workers.curate import curate
+from workers.feedback.rewards import record_reward, update_turn_samples
 from workers.training.assemble import assemble
 
 MALLORY = "HUMAN/mallory"
@@ -105,6 +109,48 @@ async def test_a_sample_that_others_have_rated_too_is_computed_again(harness: Ha
     found = await samples_of(harness, shared)
     assert [(sample.reward, sample.rater) for sample in found] == [(-1.0, "HUMAN/bob")] * 2
     assert all(sample.ready_at <= sample.changed_at for sample in found)
+
+
+async def rate_by_judges(harness: Harness, end_user: str) -> str:
+    """Return a turn without feedback: the end user's next message says +1, and a judge -1."""
+    judge = {"type": "judge", "url": "http://127.0.0.1:9", "model": "m", "window_seconds": 0}
+    harness.settings = settings_with_sources(harness, {"type": "next_turn", "window_seconds": 0}, judge)
+    turn = await harness.turn()
+    async with harness.db.write() as session:
+        await record_reward(session, turn.id, "next_turn", 1.0, rater=end_user)
+        await record_reward(session, turn.id, "judge", -1.0)
+        await update_turn_samples(session, [turn.id], harness.settings)
+    assert (await harness.get(Sample, turn.id)).reward == 0.0
+    return turn.id
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_reward_that_no_feedback_lets_curation_compute_is_computed_too(harness: Harness, is_held: bool) -> None:
+    await rate(harness, "+-+-+-+-", rater="ada")
+    turn_id = await rate_by_judges(harness, "end-user/mal")
+    if is_held:
+        await miss_standing(harness, RaterStanding.BLOCKED, "end-user/mal")
+    else:
+        await set_standing(harness, "end-user/mal", "blocked")
+    await curate(harness.db, harness.settings)
+    assert await assemble(harness.db, all_together(harness)) == 1
+    sample = await harness.get(Sample, turn_id)
+    assert (sample.reward, sample.rater, sample.state) == (-1.0, None, SampleState.BATCHED)
+
+
+async def test_a_returned_sample_of_judges_is_computed_without_the_blocked_rater(harness: Harness) -> None:
+    await rate(harness, "+-+-+-+-", rater="ada")
+    turn_id = await rate_by_judges(harness, "end-user/mal")
+    assert await assemble(harness.db, all_together(harness)) == 1
+    batch_id = (await harness.get(Sample, turn_id)).batch_id
+    await set_standing(harness, "end-user/mal", "blocked")
+    async with harness.db.write() as session:
+        locked = await lock_policy(session, (await harness.policy()).id)
+        await batch_samples.break_up_batches(locked, [batch_id], BatchState.FAILED, "the head moved")
+    await curate(harness.db, harness.settings)
+    assert await assemble(harness.db, all_together(harness)) == 1
+    sample = await harness.get(Sample, turn_id)
+    assert (sample.reward, sample.rater, sample.state) == (-1.0, None, SampleState.BATCHED)
 
 
 async def compare_attempts(harness: Harness) -> list[list[str]]:
