@@ -26,7 +26,7 @@ PROMPT = """Complete this Python function. You can try programs with the tool `p
 Then answer with the whole function in a block that begins with ```python.
 
 {stub}"""
-CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+BLOCK = re.compile(r"```[^`\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 class Function(NamedTuple):
@@ -110,10 +110,17 @@ class FunctionTask(Interaction):
 
     async def respond(self, messages: Sequence[Message]) -> Feedback:
         answer = str(messages[-1].get("content"))
-        blocks = CODE.findall(answer)
-        self._code = blocks[-1] if blocks else answer
+        self._code = find_code(answer, self._tests[0].function)
         return Feedback({"role": "user", "content": "Thank you."}, is_done=True)
 
     async def score(self) -> float:
         """Grade the answer. Whatever it does, it fails tests; only a failure of the sandbox is raised."""
         return (await grade(self._sandbox, self._code, self._tests)).num_passed / len(self._tests)
+
+
+def find_code(answer: str, function: str) -> str:
+    """Return the last block that defines the function, since an example of its use may follow; or else the last block,
+    or the whole answer."""
+    blocks: list[str] = BLOCK.findall(answer)
+    defining = [block for block in blocks if re.search(rf"\bdef {function}\b", block)]
+    return (defining or blocks or [answer])[-1]

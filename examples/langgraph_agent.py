@@ -8,6 +8,7 @@ Two lines connect it to training: the model is a ChatAttune, and `feedback` is c
 
 import argparse
 import json
+import re
 from typing import Any
 
 from attune_client.langchain import ChatAttune
@@ -23,6 +24,7 @@ from demo.dialogues import ORDER_STATUS, SYSTEM
 from demo.shop import HOURS, ORDERS
 
 Agent = CompiledStateGraph[MessagesState, None, MessagesState, MessagesState]
+ORDER_ID = re.compile(r"\b\d{4}\b")
 QUESTIONS = ("Where is my order 4321?", "When will order 1002 arrive?", "When are you open on Friday?")
 
 
@@ -79,11 +81,11 @@ def run_turn(agent: Agent, question: str, thread_id: str) -> list[AIMessage]:
 
 def is_helpful(question: str, answer: str) -> bool:
     """Return whether the answer states the hours or the delivery time. In your product a person or a test judges."""
-    for day, hours in HOURS.items():
-        if day.lower() in question.lower():
-            return all(hour in answer for hour in hours)
-    order_id = "".join(character for character in question if character.isdigit())
-    return ORDERS[order_state(order_id)] in answer
+    if order := ORDER_ID.search(question):  # also one that names a day
+        return ORDERS[order_state(order[0])] in answer
+    return any(
+        day.lower() in question.lower() and all(hour in answer for hour in hours) for day, hours in HOURS.items()
+    )
 
 
 def main() -> None:

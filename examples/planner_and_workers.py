@@ -11,6 +11,7 @@ does not have get none, lest a plan of many easy parts pay. With the settings `e
 """
 
 import argparse
+import math
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +27,8 @@ from openai.types.chat import ChatCompletion
 PLAN = "Split this sum into its products. Write each of them on a line of its own, and nothing else: {question}"
 PART = "Calculate {part}. End with the number."
 MERGE = "These are the parts:\n{parts}\nAdd them up. End with the number."
-PRODUCT = re.compile(r"\b(\d{1,4}) ?[*x×] ?(\d{1,4})\b")
-LAST_NUMBER = re.compile(r"\b\d{1,9}(?=\D*$)")
+PRODUCT = re.compile(r"\b(\d{1,4})[ \t]*(?:[*x×·]|\\times|\\cdot)[ \t]*(\d{1,4})\b")
+NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 MAX_PARTS = 4
 SOURCE: Any = {"kind": "CODE", "id": "planner-and-workers"}
 
@@ -82,8 +83,10 @@ def text_of(reply: ChatCompletion) -> str:
 
 
 def last_number(reply: ChatCompletion) -> int | None:
-    found = LAST_NUMBER.search(text_of(reply))
-    return int(found[0]) if found else None
+    """Return the last number of the reply, such as 1234 for "1,234.0", or None if it is no integer."""
+    found = NUMBER.findall(text_of(reply))
+    number = float(found[-1].replace(",", "")) if found else math.nan  # infinite, if it has hundreds of digits
+    return int(number) if number.is_integer() else None
 
 
 def play(attune: Attune, policy: str, seed: int, group: dict[str, Any]) -> None:

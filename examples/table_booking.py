@@ -7,10 +7,11 @@ The guest has a script, or is a model at a fixed version. What counts is the tab
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from random import Random
 
-from alignment.environments.protocols import Message, Observation, Task
+from alignment.environments.protocols import Feedback, Message, Observation, Task
 from alignment.environments.tools.function_tool import FunctionTool
 from alignment.environments.tools.toolbox import Toolbox
 from alignment.environments.users.model_user import ModelUser
@@ -49,15 +50,19 @@ class TableBooking(UserInteraction):
             persona = f"You are {name}. You want a table on {day} for {people} people. You are in a hurry."
             return ModelUser(persona, self._user_model, name="hurried guest")
         rules = [
-            Rule(r"\b(booked|reserved|confirmed)\b", None),
             Rule(r"how many|people|party", f"We are {people}."),
-            Rule(r"what day|which day|when|date", f"On {day}."),
-            Rule(r"name", f"{name}, please."),
+            Rule(r"\b(day|when|date)\b", f"On {day}."),
+            Rule(r"\bname\b", f"{name}, please."),
         ]
         return ScriptedUser("Hello, I would like to book a table.", rules=rules, otherwise="Can you book it, please?")
 
     def observe(self, task: Task, first: Message) -> Observation:
         return Observation([{"role": "system", "content": INSTRUCTIONS}, first], toolbox=self._toolbox())
+
+    async def respond(self, messages: Sequence[Message]) -> Feedback:
+        """End after a booking: what the assistant says of one, such as "we are fully booked", ends nothing."""
+        feedback = await super().respond(messages)
+        return replace(feedback, is_done=True, is_truncated=False) if self._booking else feedback
 
     async def grade(self, task: Task, dialogue: Sequence[Message]) -> float:
         if not self._booking:

@@ -34,6 +34,7 @@ class LimitReached(Exception):
 
 class Choice(BaseModel):
     message: JsonObject
+    finish_reason: str | None = None
 
 
 class Usage(BaseModel):

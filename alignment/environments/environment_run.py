@@ -17,7 +17,7 @@ from itertools import count
 from typing import NamedTuple, cast
 
 from alignment.environments.agent_chat import LIMIT_BY_CODE
-from alignment.environments.attempts import Described, UsesService
+from alignment.environments.attempts import Described, UsesService, check_description
 from alignment.environments.episode_loop import check_reward
 from alignment.environments.errors import (
     AgentFailure,
@@ -114,7 +114,13 @@ class EnvironmentRun:
         An interruption costs no try, since it says nothing about the environment.
         """
         num_failed = 0
-        description = self._describe(planned)
+        try:
+            description = await self._describe(planned)
+        except UnavailableEnvironment:
+            raise  # so is every other attempt
+        except Exception as error:
+            self._add(_undescribed(planned.task, error))
+            return False
         for number in count():
             try:
                 result = await self._attempt(planned, number, description)
@@ -122,10 +128,7 @@ class EnvironmentRun:
                 if refusal.code != GROUP_IS_FULL:
                     raise
                 return False  # interruptions have taken its places
-            result = replace(result, user=description.get("user"))
-            self.results.append(result)
-            if self._on_result is not None:
-                self._on_result(result)
+            self._add(replace(result, user=description.get("user")))
             if not result.is_lost:
                 return True
             num_failed += result.reason == "infrastructure" or not result.is_replay
@@ -133,9 +136,15 @@ class EnvironmentRun:
                 return False
         raise AssertionError("unreachable")
 
-    def _describe(self, planned: PlannedAttempt) -> Mapping[str, str]:
-        environment = self._environment
-        return environment.describe(planned.task, planned.seed) if isinstance(environment, Described) else {}
+    def _add(self, result: Result) -> None:
+        self.results.append(result)
+        if self._on_result is not None:
+            self._on_result(result)
+
+    async def _describe(self, planned: PlannedAttempt) -> Mapping[str, str]:
+        if not isinstance(self._environment, Described):
+            return {}
+        return check_description(await self._environment.describe_attempt(planned.task, planned.seed))
 
     async def _attempt(self, planned: PlannedAttempt, number: int, description: Mapping[str, str]) -> Result:
         created = await self._create(planned, number, description)
@@ -270,6 +279,13 @@ def _replayed(task: Task, record: EpisodeRecord, loss: Reason | None) -> Result:
     reason = loss or _reason_of(record)
     reward = None if reason in LOST else record.outcome
     return Result(task.id, record.id, reason, reward, record.num_turns, record.num_tokens, is_replay=True)
+
+
+def _undescribed(task: Task, error: Exception) -> Result:
+    """Return the result of an attempt that has no episode: none can be created without its metadata."""
+    log.info("attempt_not_described", extra={"task": task.id}, exc_info=True)
+    failure = _Failure.of(error)
+    return Result(task.id, "", "infrastructure", None, 0, 0, error=failure.error, traceback=failure.traceback)
 
 
 def _check(outcome: Outcome) -> None:

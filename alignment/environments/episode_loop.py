@@ -57,11 +57,11 @@ class LoopEnvironment(Environment):
         """Take the endpoint for chats that are no part of an episode, such as those of simulated users."""
         self._endpoint = endpoint
 
-    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+    async def describe_attempt(self, task: Task, seed: int) -> Mapping[str, str]:
         """Return what is recorded with an attempt, as the world that lists the tasks describes it."""
         if self._listing_world is None:
             self._listing_world = self._make_world()
-        return self._listing_world.describe(task, seed)
+        return await self._listing_world.describe(task, seed)
 
     async def run(self, task: Task, agent: Agent) -> Outcome:
         if self._http is None:
@@ -109,7 +109,7 @@ class _Attempt:
         self._messages += observation.messages
         async with self._open_tools(observation) as tools:
             reason = await self._play(observation, tools)
-            judged = self._world.judge(self._rewards, is_over=self._is_over)
+            judged = self._world.judge(self._rewards, self._messages, is_over=self._is_over)
             outcome, step_rewards = await self._ask_world(judged)
             if tools is not None:
                 outcome += await _end_reward(tools)
@@ -131,7 +131,6 @@ class _Attempt:
                 return error.reason
             step = await self._answer(reply, tools, own_names)
             self._rewards.append(StepReward(reply.completion_id, check_reward(step.reward)))
-            self._messages += step.messages
             state_key = step.state_key
             if step.terminated or step.truncated:
                 self._metrics |= _numbers(step)
@@ -139,6 +138,7 @@ class _Attempt:
                 return "completed" if step.terminated else "max_turns"
             if not step.messages:
                 raise InfrastructureFailure("the environment neither ended nor answered a reply")
+            self._messages += step.messages
         return limit
 
     def _reached_limit(self) -> Reason | None:

@@ -133,11 +133,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Feedback:
-    """An interaction's answer to a reply: what the agent sees next, the reply's reward, and whether it is over."""
+    """An interaction's answer to a reply: what the agent sees next, the reply's reward, and whether it is over.
+
+    `is_truncated`: it is over since the interaction has cut it off, at a limit of its own.
+    """
 
     message: Message
     reward: float = 0.0
     is_done: bool = False
+    is_truncated: bool = False
 
 
 @runtime_checkable

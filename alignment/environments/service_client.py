@@ -96,7 +96,7 @@ class ServiceClient:
 
     def chat_endpoint(self) -> ChatEndpoint:
         """Return where chats are sent that are no part of an episode."""
-        return ChatEndpoint(f"{self.url}/v1", self._api_key)
+        return ChatEndpoint(f"{self.url}/v1", self._api_key, self._http)
 
     async def create(self, episode: NewEpisode, idempotency_key: str) -> CreatedEpisode:
         """Create an episode, or return the one that the same request has created before."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import httpx2
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.http_client import CONNECT_SECONDS, default_ssl_context
@@ -20,6 +20,8 @@ BUSY_STATUSES = frozenset({429, 502, 503, 504})
 
 
 class ErrorDetail(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # other services have a status for a code
+
     message: str
     code: str | None = None
 

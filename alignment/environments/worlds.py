@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
-from alignment.environments.attempts import Attempt, Described, TakesAttempt
+from alignment.environments.attempts import Attempt, Described, TakesAttempt, TakesDialogue
 from alignment.environments.protocols import (
     Interaction,
     Message,
@@ -26,7 +26,7 @@ class World(ABC):
         """Yield tasks, as Environment does."""
 
     @abstractmethod
-    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+    async def describe(self, task: Task, seed: int) -> Mapping[str, str]:
         """Return what is recorded with an attempt, as Described does."""
 
     @abstractmethod
@@ -38,10 +38,13 @@ class World(ABC):
         """Go on after the last of the messages, a reply of the agent."""
 
     @abstractmethod
-    async def judge(self, rewards: Sequence[StepReward], *, is_over: bool) -> tuple[float, Sequence[StepReward]]:
+    async def judge(
+        self, rewards: Sequence[StepReward], dialogue: Sequence[Message], *, is_over: bool
+    ) -> tuple[float, Sequence[StepReward]]:
         """Return the outcome, and what of the replies' rewards is left beside it.
 
-        `is_over`: the world itself has ended the attempt, not a limit.
+        `dialogue`: all messages that the agent has seen or written. `is_over`: the world itself has ended the attempt,
+        not a limit.
         """
 
     @abstractmethod
@@ -61,8 +64,8 @@ class StepsWorld(World):
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._steps.tasks(split, seed)
 
-    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
-        return _describe(self._steps, task, seed)
+    async def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+        return await _describe(self._steps, task, seed)
 
     async def begin(self, task: Task, attempt: Attempt) -> Observation:
         if isinstance(self._steps, TakesAttempt):
@@ -72,7 +75,9 @@ class StepsWorld(World):
     async def answer(self, messages: Sequence[Message]) -> Step:
         return await self._steps.step(messages[-1])
 
-    async def judge(self, rewards: Sequence[StepReward], *, is_over: bool) -> tuple[float, Sequence[StepReward]]:
+    async def judge(
+        self, rewards: Sequence[StepReward], dialogue: Sequence[Message], *, is_over: bool
+    ) -> tuple[float, Sequence[StepReward]]:
         if is_over:
             return rewards[-1].reward, rewards[:-1]
         unfinished = self._steps.unfinished_reward() if isinstance(self._steps, Unfinished) else LOWEST_REWARD
@@ -91,8 +96,8 @@ class InteractionWorld(World):
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
         return self._interaction.tasks(split, seed)
 
-    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
-        return _describe(self._interaction, task, seed)
+    async def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+        return await _describe(self._interaction, task, seed)
 
     async def begin(self, task: Task, attempt: Attempt) -> Observation:
         if isinstance(self._interaction, TakesAttempt):
@@ -101,14 +106,19 @@ class InteractionWorld(World):
 
     async def answer(self, messages: Sequence[Message]) -> Step:
         feedback = await self._interaction.respond(messages)
-        return Step((feedback.message,), feedback.reward, terminated=feedback.is_done)
+        is_completed = feedback.is_done and not feedback.is_truncated
+        return Step((feedback.message,), feedback.reward, is_completed, feedback.is_truncated)
 
-    async def judge(self, rewards: Sequence[StepReward], *, is_over: bool) -> tuple[float, Sequence[StepReward]]:
+    async def judge(
+        self, rewards: Sequence[StepReward], dialogue: Sequence[Message], *, is_over: bool
+    ) -> tuple[float, Sequence[StepReward]]:
+        if isinstance(self._interaction, TakesDialogue):
+            self._interaction.take_dialogue(dialogue)
         return await self._interaction.score(), rewards
 
     async def close(self) -> None:
         await self._interaction.finish()
 
 
-def _describe(part: Steps | Interaction, task: Task, seed: int) -> Mapping[str, str]:
-    return part.describe(task, seed) if isinstance(part, Described) else {}
+async def _describe(part: Steps | Interaction, task: Task, seed: int) -> Mapping[str, str]:
+    return await part.describe_attempt(task, seed) if isinstance(part, Described) else {}

@@ -187,7 +187,7 @@ class _Progress:
         if result.reward is not None:
             self._rewards.append(result.reward)
         if result.error is not None:
-            typer.echo(printable(f"{result.episode_id} of {result.task}: {result.error}"), err=True)
+            typer.echo(printable(f"{result.episode_id or 'an attempt'} of {result.task}: {result.error}"), err=True)
         if result.traceback is not None and not self._has_shown_traceback:
             self._has_shown_traceback = True
             typer.echo(f"the first error:\n{printable(result.traceback)}", err=True)

@@ -13,7 +13,7 @@ from alignment.environments.open_environment import open_environment
 from alignment.environments.protocols import Agent, Limits, Outcome, Task
 from alignment.environments.sandbox.bubblewrap import BubblewrapSandbox
 from app.models import Episode, Feedback, Turn
-from examples.coding_agent import TEST, TRAIN, CodingAgent, Function
+from examples.coding_agent import TEST, TRAIN, CodingAgent, Function, find_code
 from tests.alignment.environments.sandbox.conftest import time_limit
 from tests.conftest import skip_or_fail
 from tests.support.chat_agent import Reply, serve_agent, tool_call
@@ -91,6 +91,16 @@ async def test_reward_is_the_share_of_passed_tests(environment: CodingAgent, lea
     without_centuries = f"def leap_years(first, last):\n    {RIGHT.replace('y % 100 or', 'True or')}"
     assert (await play(environment, leap_years, without_centuries)).reward == 0.75
     assert (await play(environment, leap_years, "I cannot do that.")).reward == 0.0
+
+
+@pytest.mark.parametrize("language", ["python", "Python", "python3", "py", ""])
+def test_solution_is_found_among_other_blocks(language: str) -> None:
+    solution = "def f(x):\n    return x\n"
+    answer = f"```text\nplan\n```\nSo:\n```{language}\n{solution}```\nUse it:\n```python\nprint(f(3))\n```\nDone."
+    assert find_code(answer, "f") == solution
+    assert find_code(f"```{language}\n{solution}", "f") == solution, "the reply was cut"
+    assert find_code(solution, "f") == solution
+    assert find_code("```python\nf = abs\n```", "f") == "f = abs\n"
 
 
 async def test_agent_sees_no_test_and_leaves_nothing_for_the_grading(

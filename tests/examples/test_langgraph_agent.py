@@ -50,3 +50,11 @@ async def test_each_tool_is_called_and_its_replies_are_rated(
 def test_judge_wants_all_hours() -> None:
     assert not example.is_helpful("Are you open on friday?", f"From {OPENING[0]}.")
     assert example.is_helpful("Are you open on Monday?", "We are closed.")
+
+
+def test_judge_of_an_order_is_not_confused_by_a_day() -> None:
+    question = "Will order 4321 arrive on Friday?"
+    assert example.is_helpful(question, f"It takes {ORDERS[ORDER]}.")
+    assert not example.is_helpful(question, f"We are open from {OPENING[0]} to {OPENING[1]}.")
+    assert example.is_helpful("Are you open on Friday at 11?", f"From {OPENING[0]} to {OPENING[1]}.")
+    assert not example.is_helpful("How are you?", "Fine.")

@@ -5,6 +5,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
 
 from app.models import Episode, Feedback, Turn
 from examples import planner_and_workers as example
@@ -73,3 +75,24 @@ async def test_each_agent_answers_for_its_own_mistake(
     assert [(row.end_reason, row.outcome) for row in episodes] == [("completed", -1.0)] * 2
     feedback = [row for row in await harness.all(Feedback) if row.name == "part"]
     assert [row.value for row in feedback] == scores * 2
+
+
+@pytest.mark.parametrize(
+    "line", ["3 * 4", "3*4", "3  ×  4", "3 x 4", "3 \\times 4", "$3\\times4$", "- 3 \\cdot 4", "1. 3 · 4."]
+)
+def test_products_are_found_as_models_write_them(line: str) -> None:
+    assert example.PRODUCT.findall(line) == [("3", "4")]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *[("It is 42.", 42), ("6 * 7 = 42.0", 42), ("It is 1,234.", 1234), ("1,234,567.00", 1234567), ("3, 4", 4)],
+        *[("42.5", None), ("none", None), ("", None), ("9" * 5000, None), ("**42**", 42)],
+    ],
+)
+def test_last_number_is_read_as_models_write_it(text: str, number: int | None) -> None:
+    message = ChatCompletionMessage(role="assistant", content=text)
+    choice = Choice(finish_reason="stop", index=0, message=message)
+    reply = ChatCompletion(id="chat-1", choices=[choice], created=0, model="m", object="chat.completion")
+    assert example.last_number(reply) == number

@@ -12,7 +12,7 @@ DIGEST_CHARS = 16
 
 @runtime_checkable
 class SimulatedUser(Protocol):
-    """The user of one dialogue. One object is made for each attempt.
+    """The user of one dialogue. One object is made for each attempt, and one more to describe it, which is closed.
 
     The same attempt has the same user: what it draws, it draws by the attempt's seed. Exceptions of its methods are
     failures of the environment, and say nothing about the agent.

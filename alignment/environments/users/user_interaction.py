@@ -11,7 +11,7 @@ from alignment.environments.users.simulated_user import SimulatedUser
 class UserInteraction(Interaction):
     """A dialogue with a simulated user, who begins and ends it. Write `tasks`, `user` and `grade`.
 
-    `max_turns`: after so many replies the dialogue is over, whatever the user wants.
+    `max_turns`: after so many replies the attempt is cut off, as at any other limit, if the user goes on.
     """
 
     max_turns = 20
@@ -23,11 +23,15 @@ class UserInteraction(Interaction):
 
     @abstractmethod
     def user(self, task: Task) -> SimulatedUser:
-        """Return the user of an attempt, a new one."""
+        """Return the user of an attempt, a new one. An attempt is described by another one, which begins nothing."""
 
     @abstractmethod
     async def grade(self, task: Task, dialogue: Sequence[Message]) -> float:
-        """Return the reward of the attempt, from -1 to 1. The dialogue has all messages, also results of tools."""
+        """Return the reward of the attempt, from -1 to 1.
+
+        The dialogue has all messages that the agent has seen or written, also results of tools. After a limit it may
+        end with any of them, and have no reply.
+        """
 
     def observe(self, task: Task, first: Message) -> Observation:
         """Return what the agent sees first: the user's message. Add instructions and tools here."""
@@ -36,8 +40,15 @@ class UserInteraction(Interaction):
     def take_attempt(self, attempt: Attempt) -> None:
         self._attempt = attempt
 
-    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
-        return {**self.user(task).describe(), "user_seed": str(seed)}
+    def take_dialogue(self, messages: Sequence[Message]) -> None:
+        self._dialogue = messages
+
+    async def describe_attempt(self, task: Task, seed: int) -> Mapping[str, str]:
+        user = self.user(task)
+        try:
+            return {**user.describe(), "user_seed": str(seed)}
+        finally:
+            await user.close()
 
     async def start(self, task: Task) -> Observation:
         self._task = task
@@ -47,12 +58,10 @@ class UserInteraction(Interaction):
 
     async def respond(self, messages: Sequence[Message]) -> Feedback:
         assert self._user is not None, "start comes first"
-        self._dialogue = list(messages)
         self._num_turns += 1
-        text = None
-        if self._num_turns < self.max_turns:
-            text = await self._user.reply(messages)
-        return Feedback({"role": "user", "content": text or ""}, is_done=text is None)
+        text = await self._user.reply(messages)
+        is_truncated = text is not None and self._num_turns >= self.max_turns
+        return Feedback({"role": "user", "content": text or ""}, is_done=text is None, is_truncated=is_truncated)
 
     async def score(self) -> float:
         return await self.grade(self._task, self._dialogue)

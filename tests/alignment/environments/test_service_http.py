@@ -62,6 +62,7 @@ async def test_busy_service_is_given_up(http: ServiceHttp) -> None:
     ("body", "code", "message"),
     [
         ({"error": {"message": "it has ended", "code": "episode_ended"}}, "episode_ended", "it has ended"),
+        ({"error": {"message": "no temperature", "code": 400}}, "400", "no temperature"),  # as vLLM answers
         ("a proxy", None, "status 409, not as Attune answers"),
     ],
 )

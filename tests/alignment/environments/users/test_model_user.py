@@ -2,14 +2,16 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
+import orjson
 import pytest
 
 from alignment.environments.attempts import Attempt, ChatEndpoint, derive_seed
-from alignment.environments.errors import InfrastructureFailure
+from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Message
-from alignment.environments.service_http import ServiceHttp
-from alignment.environments.users.model_user import GREETING, ModelUser
+from alignment.environments.service_http import ServiceAnswer, ServiceHttp
+from alignment.environments.users.model_user import GREETING, RULES, ModelUser
 from alignment.errors import UnavailableEnvironment
 from app.models import Turn
 from tests.support.deployment import Harness
@@ -33,7 +35,49 @@ async def attempt(harness: Harness, live_url: str, scripted: ScriptedEngine) -> 
     await http.close()
 
 
-@pytest.mark.parametrize("model", ["assistant", "assistant@stable", "assistant@canary", "gpt-5", "assistant@v"])
+class OtherService(ServiceHttp):
+    """A service that answers each chat with the text, or refuses it with the status."""
+
+    def __init__(self, text: str = "For four.", status: int = 200, finish_reason: str = "stop") -> None:
+        super().__init__()
+        self.text, self.status, self.finish_reason = text, status, finish_reason
+        self.bodies: list[dict[str, Any]] = []
+
+    async def request(self, method: str, url: str, key: str, body: Any = None, *args: Any, **rest: Any) -> Any:
+        self.bodies.append(body)
+        if self.status >= 400:
+            raise ServiceRefusal(self.status, None, "'temperature' is not supported")
+        choice = {"message": {"role": "assistant", "content": self.text}, "finish_reason": self.finish_reason}
+        return ServiceAnswer(orjson.dumps({"id": "chat-1", "choices": [choice]}), is_created=False)
+
+    @property
+    def roles(self) -> list[str]:
+        return [message["role"] for message in self.bodies[-1]["messages"]]
+
+    @property
+    def contents(self) -> list[str]:
+        return [message["content"] for message in self.bodies[-1]["messages"]]
+
+    def user(self, **settings: Any) -> ModelUser:
+        return ModelUser(PERSONA, "m-2025-04-14", endpoint=replace(ELSEWHERE, http=self), **settings)
+
+
+def message(role: str, text: str | None) -> Message:
+    return {"role": role, "content": text}
+
+
+REFUSED = [
+    "assistant",
+    "assistant@stable",
+    "assistant@canary",
+    "gpt-5",
+    "assistant@v",
+    "support-20250101",
+    "m-2025-04-14",
+]
+
+
+@pytest.mark.parametrize("model", REFUSED)
 def test_model_without_a_fixed_version_is_refused(model: str) -> None:
     with pytest.raises(UnavailableEnvironment, match=r"another user after each release\. Write '[\w-]+@v3'"):
         ModelUser(PERSONA, model)
@@ -136,3 +180,72 @@ async def test_endpoint_of_its_own(attempt: Attempt, scripted: ScriptedEngine) -
     await user.close()
     with pytest.raises(UnavailableEnvironment, match="needs an endpoint outside of a run"):
         await ModelUser(PERSONA, "shop@v0").begin(Attempt())
+
+
+@pytest.mark.parametrize(
+    ("reply", "seen"), [("", "(no answer)"), (None, "(no answer)"), (" \n", "(no answer)"), ("Hello.", "Hello.")]
+)
+async def test_empty_reply_of_the_agent_is_seen_as_no_answer(reply: str | None, seen: str) -> None:
+    """Services refuse a chat that ends with the model's own message."""
+    service = OtherService()
+    assert await service.user().reply([message("user", "A table, please."), message("assistant", reply)]) == "For four."
+    assert service.roles == ["system", "user", "assistant", "user"] and service.contents[-1] == seen
+
+
+async def test_roles_of_the_users_chat_alternate() -> None:
+    """Templates of chats refuse two messages of one role in a row."""
+    service = OtherService()
+    call: Message = {"role": "assistant", "content": "I look.", "tool_calls": [{"id": "call-1"}]}
+    result: Message = {"role": "tool", "tool_call_id": "call-1", "content": "4 tables are free"}
+    welcome, first = message("assistant", "Welcome!"), message("user", "A table, please.")
+    await service.user().reply([welcome, first, call, result, message("assistant", "For how many?")])
+    assert service.roles == ["system", "user", "assistant", "user"]
+    assert service.contents[1:] == [f"{GREETING}\n\nWelcome!", "A table, please.", "I look.\n\nFor how many?"]
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_refusal_of_the_first_message_ends_the_run(status: int) -> None:
+    user = OtherService(status=status).user()
+    with pytest.raises(UnavailableEnvironment, match=rf"refused with {status}: 'temperature' is not supported"):
+        await user.begin(Attempt())
+    with pytest.raises(InfrastructureFailure, match="'temperature' is not supported"):
+        await user.reply(DIALOGUE)  # the agent's reply may be to blame
+
+
+async def test_temperature_may_be_left_out() -> None:
+    service = OtherService()
+    await service.user(temperature=None).begin(Attempt())
+    await service.user().begin(Attempt())
+    assert [body.get("temperature", "none") for body in service.bodies] == ["none", 0.0]
+
+
+@pytest.mark.parametrize("text", ["I want a table for", ""])
+async def test_message_that_is_cut_is_not_sent(text: str) -> None:
+    service = OtherService(text, finish_reason="length")
+    with pytest.raises(InfrastructureFailure, match="was cut at max_tokens, 7: set more"):
+        await service.user(max_tokens=7).begin(Attempt())
+    service.text = "Bye. ###STOP###"
+    assert await service.user().reply(DIALOGUE) is None
+
+
+@pytest.mark.parametrize(
+    ("rules", "end"),
+    [
+        (RULES, "write ###STOP### and nothing else."),
+        ('Write {"a": {1}}, then {stop_mark}.', 'Write {"a": {1}}, then ###STOP###.'),
+        ("Say ###STOP### at the end.", "\nSay ###STOP### at the end."),
+        ("Be {brief}.", "Be {brief}.\nTo end the dialogue, write ###STOP### and nothing else."),
+    ],
+)
+async def test_rules_may_have_braces_and_always_say_how_to_stop(rules: str, end: str) -> None:
+    service = OtherService()
+    await service.user(rules=rules).begin(Attempt())
+    assert service.contents[0].endswith(end) and service.contents[0].count("###STOP###") == 1
+
+
+async def test_client_of_the_runs_endpoint_is_used() -> None:
+    """It has the certificates that the run trusts."""
+    service = OtherService()
+    attempt = Attempt(endpoint=ChatEndpoint("https://attune.internal/v1", "sk-1", service))
+    assert await ModelUser(PERSONA, "shop@v0").begin(attempt) == "For four."
+    assert len(service.bodies) == 1

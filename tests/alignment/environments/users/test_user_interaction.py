@@ -1,8 +1,10 @@
 """Dialogues with simulated users, the real API and a scripted engine: rewards, records, what is learned from."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,13 +12,19 @@ from alignment.environments.attempts import Attempt, ChatEndpoint, derive_seed
 from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.open_environment import open_environment
-from alignment.environments.protocols import Agent, Outcome, Task
+from alignment.environments.protocols import Agent, Feedback, Limits, Message, Observation, Outcome, Task
 from alignment.environments.service_http import ServiceHttp
+from alignment.environments.tools.function_tool import FunctionTool
+from alignment.environments.tools.toolbox import Toolbox
 from alignment.environments.users.model_user import ModelUser
+from alignment.environments.users.scripted_user import ScriptedUser
+from alignment.environments.users.simulated_user import SimulatedUser
+from alignment.environments.users.user_interaction import UserInteraction
 from alignment.environments.worlds import InteractionWorld
 from alignment.errors import UnavailableEnvironment
 from app.models import Episode, Sample, Turn
 from examples.table_booking import TableBooking
+from tests.docs.blocks import blocks
 from tests.support.deployment import Harness
 from tests.support.environments import PLAN, Faulty, open_run
 from tests.support.scripted_engine import ScriptedEngine
@@ -25,7 +33,14 @@ from workers.curate import curate
 BOOKING = "examples.table_booking:TableBooking"
 CALL = ("book_table", '{"day": "%(day)s", "people": %(people)s, "name": "%(name)s"}')
 TASK = next(TableBooking().tasks("train", 0))
-NUM_CHATS_OF_AGENT = 3
+QUESTIONS = (
+    "On which day should the table be booked?",
+    "I have not booked it yet. How many people?",
+    "We are fully booked. Another day?",
+    "Under which name shall I have it reserved?",
+    "Anything else?",
+    "It is booked.",
+)
 
 
 def answer_as_either(body: dict[str, Any]) -> str:
@@ -62,14 +77,14 @@ async def test_attempt_with_a_scripted_user(harness: Harness, live_url: str) -> 
     assert episode.request_metadata["user"] == "scripted"
 
 
-async def test_script_ends_with_its_rules(harness: Harness, live_url: str, scripted: ScriptedEngine) -> None:
-    questions = iter(["On which day?", "How many are you?", "Your name?", "Anything else?", "It is booked."])
+async def test_words_of_a_booking_end_no_dialogue(harness: Harness, live_url: str, scripted: ScriptedEngine) -> None:
+    questions = iter(QUESTIONS)
     scripted.reply_to = lambda body: next(questions)
-    run = await play(harness, live_url, {})
-    assert run.summary().num_turns == 5 and run.summary().mean_reward == -1.0, "nothing is booked"
+    run = await play(harness, live_url, {}, limits=Limits(max_turns=len(QUESTIONS)))
+    assert run.summary().ends == {"max_turns": 1} and run.summary().mean_reward == -1.0, "nothing is booked"
     texts = [message["content"] for message in scripted.requests[-1]["messages"] if message["role"] == "user"]
     day, people, name = (TASK.data[key] for key in ("day", "people", "name"))
-    answers = [f"On {day}.", f"We are {people}.", f"{name}, please.", "Can you book it, please?"]
+    answers = [f"On {day}.", f"We are {people}.", f"On {day}.", f"{name}, please.", "Can you book it, please?"]
     assert texts == ["Hello, I would like to book a table.", *answers]
 
 
@@ -82,7 +97,7 @@ async def test_wrong_booking_is_worth_less(harness: Harness, live_url: str, talk
 async def test_dialogue_without_an_end_is_ended(harness: Harness, live_url: str, scripted: ScriptedEngine) -> None:
     scripted.reply_text = "Pardon?"
     run = await play(harness, live_url, {})
-    assert run.summary().num_turns == TableBooking.max_turns and run.summary().ends == {"completed": 1}
+    assert run.summary().num_turns == TableBooking.max_turns and run.summary().ends == {"max_turns": 1}
 
 
 @pytest.mark.usefixtures("talking")
@@ -186,7 +201,7 @@ class OwnLoop(Faulty):
     def use_service(self, endpoint: ChatEndpoint) -> None:
         self.endpoint = endpoint
 
-    def describe(self, task: Task, seed: int) -> Mapping[str, str]:
+    async def describe_attempt(self, task: Task, seed: int) -> Mapping[str, str]:
         return {**ModelUser("You are Ada.", "shop@v0").describe(), "user_seed": str(seed)}
 
     async def run(self, task: Task, agent: Agent) -> Outcome:
@@ -209,3 +224,144 @@ async def test_environment_with_its_own_loop_has_a_user_too(harness: Harness, li
     assert seeds == [str(first), str(first), str(second)]
     origins = [turn.origin for turn in await harness.all(Turn)]
     assert origins == ["task", "chat"] * 3
+    assert environment.endpoint is not None and environment.endpoint.http is not None, "with the run's certificates"
+
+
+def look_up(order: str) -> str:
+    """Look up an order.
+
+    Args:
+        order: Its number.
+    """
+    return "sent"
+
+
+class Orders(UserInteraction):
+    """A dialogue with a tool. It notes what is graded, and what becomes of its users."""
+
+    max_turns = 3
+    dialogues: ClassVar[list[list[Message]]] = []
+    closed: ClassVar[list[str]] = []
+
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        yield Task("without-order")
+        yield Task("4711", {"order": "4711"})
+
+    def user(self, task: Task) -> SimulatedUser:
+        return ClosingUser(f"Where is {task.data['order']}?", otherwise="And now?")
+
+    def observe(self, task: Task, first: Message) -> Observation:
+        return Observation([first], toolbox=Toolbox([FunctionTool(look_up)]))
+
+    async def grade(self, task: Task, dialogue: Sequence[Message]) -> float:
+        self.dialogues.append(list(dialogue))
+        return 0.5
+
+
+class ClosingUser(ScriptedUser):
+    async def close(self) -> None:
+        Orders.closed.append("closed")
+
+
+@pytest.fixture
+def orders() -> type[Orders]:
+    Orders.dialogues.clear()
+    Orders.closed.clear()
+    return Orders
+
+
+class OneOrder(Orders):
+    def tasks(self, split: str, seed: int) -> Iterator[Task]:
+        return islice(super().tasks(split, seed), 1, None)
+
+
+async def test_agent_that_never_answers_is_graded(
+    harness: Harness, live_url: str, scripted: ScriptedEngine, orders: type[Orders]
+) -> None:
+    scripted.tool_call = ("look_up", '{"order": "4711"}')
+    environment = LoopEnvironment(lambda: InteractionWorld(OneOrder()))
+    async with open_run(environment, live_url, harness.key, replace(PLAN, limits=Limits(max_turns=3))) as run:
+        summary = await run.run()
+    assert summary.ends == {"max_turns": 1}
+    [dialogue] = orders.dialogues
+    assert [message["role"] for message in dialogue] == ["user", *["assistant", "tool"] * 3]
+
+
+async def test_grade_has_what_comes_after_the_last_answer(
+    harness: Harness, live_url: str, scripted: ScriptedEngine, orders: type[Orders]
+) -> None:
+    class CallsAfterAnswer(OneOrder):
+        async def respond(self, messages: Sequence[Message]) -> Feedback:
+            scripted.tool_call = ("look_up", '{"order": "4711"}')
+            return await super().respond(messages)
+
+    environment = LoopEnvironment(lambda: InteractionWorld(CallsAfterAnswer()))
+    async with open_run(environment, live_url, harness.key, replace(PLAN, limits=Limits(max_turns=3))) as run:
+        await run.run()
+    [dialogue] = orders.dialogues
+    roles = [message["role"] for message in dialogue]
+    assert roles == ["user", "assistant", "user", "assistant", "tool", "assistant", "tool"]
+    assert dialogue[2]["content"] == "And now?" and dialogue[4]["content"] == "sent"
+
+
+@pytest.mark.usefixtures("scripted")
+async def test_limit_of_the_dialogue_is_a_limit(harness: Harness, live_url: str, orders: type[Orders]) -> None:
+    environment = LoopEnvironment(lambda: InteractionWorld(OneOrder()))
+    async with open_run(environment, live_url, harness.key) as run:
+        summary = await run.run()
+    assert summary.ends == {"max_turns": 1} and summary.num_turns == Orders.max_turns
+    assert orders.dialogues[0][-1]["role"] == "assistant", "what the agent has not seen is left out"
+    [episode] = await harness.all(Episode)
+    assert (episode.end_reason, episode.outcome) == ("max_turns", 0.5)
+    assert orders.closed == ["closed"] * 2, "that of the description, too"
+
+
+@pytest.mark.usefixtures("scripted")
+async def test_task_without_a_user_is_lost_alone(harness: Harness, live_url: str, orders: type[Orders]) -> None:
+    environment = LoopEnvironment(lambda: InteractionWorld(Orders()))
+    async with open_run(environment, live_url, harness.key, replace(PLAN, num_tasks=2)) as run:
+        summary = await run.run()
+    assert summary.ends == {"infrastructure": 1, "max_turns": 1} and summary.num_lost == 1
+    [message] = summary.errors
+    assert re.fullmatch(r"KeyError: 'order' \(test_user_interaction\.py:\d+ in user\)", message)
+    [lost] = [result for result in run.results if result.is_lost]
+    assert lost.task == "without-order" and lost.traceback is not None
+    assert [row.task for row in await harness.all(Episode)] == ["4711"]
+
+
+@pytest.mark.usefixtures("scripted")
+@pytest.mark.parametrize("description", ["rooms", {"rooms": 3}, {"rooms": "3" * 513}, dict.fromkeys("abcdefghi", "")])
+async def test_description_that_is_no_metadata_is_the_environments_mistake(
+    harness: Harness, live_url: str, description: Any
+) -> None:
+    class Describing(Faulty):
+        async def describe_attempt(self, task: Task, seed: int) -> Any:
+            return description
+
+        def describe(self) -> str:
+            return "what another class has under this name is not recorded"
+
+    async with open_run(Describing([]), live_url, harness.key) as run:
+        summary = await run.run()
+    assert summary.ends == {"infrastructure": 1}
+    [message] = summary.errors
+    assert message.startswith("ValueError: describe_attempt must return")
+
+
+async def test_example_of_the_documentation_takes_each_end() -> None:
+    [block] = [block.text for block in blocks("python") if "class Refunds" in block.text]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    refunds = names["Refunds"]()
+    [task] = refunds.tasks("train", 0)
+    for reply, is_over, reward in (
+        ("Order 4711 cannot be refunded.", False, -1.0),
+        ("Which order should be refunded?", False, -1.0),
+        ("I have refunded order 4711.", True, 1.0),
+    ):
+        messages: list[Message] = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": reply}]
+        assert (await refunds.user(task).reply(messages) is None) is is_over
+        assert await refunds.grade(task, messages) == reward
+    call: Message = {"role": "assistant", "content": None, "tool_calls": [{"id": "call-1"}]}
+    for dialogue in ([], messages[:1], [*messages[:1], call]):
+        assert await refunds.grade(task, dialogue) == -1.0
