@@ -8,6 +8,7 @@ import json
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -173,9 +174,9 @@ class JsonSchema(Frozen):
         value = _parse_json(blocks[0] if len(blocks) == 1 else inputs.text)
         if value is NO_JSON:
             return WRONG
-        _DEADLINE.set(time.monotonic() + SCHEMA_SECONDS)
         try:
-            return RIGHT if TimedValidator(schema, registry=Registry()).is_valid(value) else WRONG
+            with schema_time_limit():
+                return RIGHT if TimedValidator(schema, registry=Registry()).is_valid(value) else WRONG
         except RecursionError as error:
             raise Unverifiable("the schema has an infinite recursion") from error
         except Exception as error:
@@ -293,14 +294,27 @@ def _with_time_limit(keyword: Keyword) -> Keyword:
     def check(
         validator: Validator, keyword_value: object, instance: object, schema: object
     ) -> Iterator[ValidationError]:
-        if time.monotonic() > _DEADLINE.get():
+        if time.thread_time() > _DEADLINE.get():
             raise Unverifiable(f"the schema took more than {SCHEMA_SECONDS:g} s")
         yield from keyword(validator, keyword_value, instance, schema) or ()
 
     return check
 
 
+# In processor time of the thread: a loaded machine exceeds no limit.
 _DEADLINE: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+
+
+@contextmanager
+def schema_time_limit() -> Iterator[None]:
+    """Give the validations of the block SCHEMA_SECONDS together. Raises Unverifiable when they are used up."""
+    token = _DEADLINE.set(time.thread_time() + SCHEMA_SECONDS)
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
 # `re` has no time limit, and a match blocks all other threads.
 _PATTERN_KEYWORDS = {"pattern": _pattern, "patternProperties": _pattern_properties}
 TimedValidator = validators.extend(

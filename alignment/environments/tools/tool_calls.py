@@ -11,7 +11,7 @@ from referencing.exceptions import Unresolvable
 
 from alignment.environments.errors import InfrastructureFailure, ToolError
 from alignment.environments.tools.base import JsonObject
-from alignment.signals.verifiers import TimedValidator, Unverifiable
+from alignment.signals.verifiers import TimedValidator, Unverifiable, schema_time_limit
 
 MAX_ERROR_CHARS = 500
 
@@ -74,7 +74,8 @@ def check_arguments(arguments: JsonObject, schema: JsonObject) -> None:
     A schema whose references cannot be resolved is a failure of the host. Nothing is fetched.
     """
     try:
-        violation = best_match(TimedValidator(schema, registry=Registry()).iter_errors(arguments))
+        with schema_time_limit():
+            violation = best_match(TimedValidator(schema, registry=Registry()).iter_errors(arguments))
     except (Unverifiable, RecursionError) as error:
         raise ToolError(f"the arguments cannot be checked: {error}") from error
     except Unresolvable as error:

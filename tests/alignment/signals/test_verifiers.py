@@ -192,6 +192,14 @@ def test_custom_verifiers_are_loaded_by_settings_and_entry_point(monkeypatch: py
         load_verifier(config, Settings())
 
 
+def test_time_limit_of_a_schema_ends_with_its_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other validations follow in the same context: of arguments of tools, of other replies."""
+    monkeypatch.setattr(verifiers, "SCHEMA_SECONDS", -1.0)
+    with pytest.raises(Unverifiable, match="took more than"):
+        verdict({"type": "json_schema", "schema": {"type": "object"}}, "{}", None)
+    assert verifiers.TimedValidator({"type": "object"}).is_valid({})
+
+
 def test_endless_schema_is_stopped() -> None:
     chain: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$defs": {**chain, "d40": {"type": "object"}}, "$ref": "#/$defs/d0"}
