@@ -129,7 +129,7 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
         )  # rewards of other turns
         shared |= set(await session.scalars(select(Sample.turn_id).where(*in_attempts)))
     alone = set(turn_ids) - shared
-    seqs, computed = await _read_feedback(session, shared)
+    seqs, computed = await read_feedback(session, shared)
     await _update(session, Reward.turn_id, alone | computed, Reward.rater == name, weight=0.0)
     await _update(
         session, Sample.turn_id, alone, state=SampleState.DROPPED, rule=SampleRule.RATER_BLOCKED, reason=reason
@@ -141,9 +141,10 @@ async def drop_samples(session: AsyncSession, project_id: str, name: str, reason
     return len(alone)
 
 
-async def _read_feedback(session: AsyncSession, turn_ids: Collection[str]) -> tuple[set[int], set[str]]:
-    """Return the numbers of the feedback that the rewards of these turns come from, as far as they count, and the turns
-    that have some.
+async def read_feedback(session: AsyncSession, turn_ids: Collection[str]) -> tuple[set[int], set[str]]:
+    """Return the numbers of the feedback that the rewards of these turns come from, as far as they count.
+
+    Also returns the turns with such feedback: curation computes their rewards again when it processes it again.
 
     It may be about a turn, a whole conversation or episode, or a ranking. The samples of these turns wait, so that none
     of these votes is in a VoteTotal because of them.

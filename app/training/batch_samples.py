@@ -33,7 +33,7 @@ from app.models import (
     Turn,
 )
 from app.policies.locks import LockedPolicy
-from app.raters.service import BLOCKED
+from app.raters.service import BLOCKED, read_feedback
 from app.training.automated_samples import (
     find_voted,
     forget_batches,
@@ -90,7 +90,6 @@ async def set_aside(locked: LockedPolicy, turn_ids: Collection[str]) -> SetAside
     in_episodes = await _read_episodes(session, turn_ids)
     missed, affected_episodes = await _find_missed(session, turn_ids, set(in_episodes.values()))
     blocked = await _find_blocked(session, missed)
-    await _remove_weights(session, missed)
     of_episodes = {turn_id for turn_id, episode in in_episodes.items() if episode in affected_episodes}
     dropped = blocked.alone.intersection(turn_ids) - of_episodes
     quarantined = await find_quarantined(session, set(turn_ids) - dropped)
@@ -99,11 +98,12 @@ async def set_aside(locked: LockedPolicy, turn_ids: Collection[str]) -> SetAside
     for reason in sorted(set(quarantined.values())):
         turns = [turn_id for turn_id, its_reason in quarantined.items() if its_reason == reason]
         await _change(session, turns, state=SampleState.QUARANTINED, reason=reason)
-    uncomputed: set[str] = set()
+    _, computed = await read_feedback(session, shared)
+    await _remove_weights(session, missed)
     if shared:
-        uncomputed = shared - await request_recomputation(session, shared)
+        await request_recomputation(session, shared)
         enqueue_after_commit(session, "curate")
-    return SetAside(len(dropped | shared | quarantined.keys()), uncomputed)
+    return SetAside(len(dropped | shared | quarantined.keys()), shared - computed)
 
 
 async def _find_missed(
@@ -297,8 +297,9 @@ async def _compute_again(session: AsyncSession, returned: Collection[str], block
     What no feedback lets curation compute keeps its reward and its raters' weights until a batch is to have it:
     `set_aside` finds it by them.
     """
-    computed = await request_recomputation(session, returned)
-    await _remove_weights(session, blocked.alone | (blocked.shared - (set(returned) - computed)))
+    _, computed = await read_feedback(session, blocked.shared)
+    await _remove_weights(session, blocked.alone | computed | (blocked.shared - set(returned)))
+    await request_recomputation(session, returned)
     enqueue_after_commit(session, "curate", "assemble")
 
 

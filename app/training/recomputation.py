@@ -13,12 +13,12 @@ from app.raters.service import RECOMPUTE_DELAY_SECONDS
 from app.training.vote_totals import reopen_votes
 
 
-async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]) -> set[str]:
+async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]) -> None:
     """Let curation process again all feedback that may change the samples of these turns.
 
     That is feedback on the turn, on other replies of its completion and turns of its conversation and its episode, on
     the conversation or the episode as a whole, and rankings. Until then the samples are not ready, at most for
-    RECOMPUTE_DELAY_SECONDS. Samples without any such feedback stay as they are. Returns the turns that have some.
+    RECOMPUTE_DELAY_SECONDS. Samples without any such feedback stay as they are.
     """
     rated: set[str] = set()
     seqs: set[int] = set()
@@ -48,7 +48,6 @@ async def request_recomputation(session: AsyncSession, turn_ids: Collection[str]
     for seq_chunk in chunked(sorted(seqs)):
         await reopen_votes(session, Feedback.seq.in_(seq_chunk))
         await session.execute(update(Feedback).where(Feedback.seq.in_(seq_chunk)).values(processed=False))
-    return rated
 
 
 def _select_feedback(project_id: str, turns: Sequence[AnyRow]) -> list[AnySelect]:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -111,17 +112,34 @@ async def test_a_sample_that_others_have_rated_too_is_computed_again(harness: Ha
     assert all(sample.ready_at <= sample.changed_at for sample in found)
 
 
-async def rate_by_judges(harness: Harness, end_user: str) -> str:
+async def rate_by_judges(harness: Harness, end_user: str, **of_turn: Any) -> str:
     """Return a turn without feedback: the end user's next message says +1, and a judge -1."""
     judge = {"type": "judge", "url": "http://127.0.0.1:9", "model": "m", "window_seconds": 0}
     harness.settings = settings_with_sources(harness, {"type": "next_turn", "window_seconds": 0}, judge)
-    turn = await harness.turn()
+    turn = await harness.turn(**of_turn)
     async with harness.db.write() as session:
         await record_reward(session, turn.id, "next_turn", 1.0, rater=end_user)
         await record_reward(session, turn.id, "judge", -1.0)
         await update_turn_samples(session, [turn.id], harness.settings)
     assert (await harness.get(Sample, turn.id)).reward == 0.0
     return turn.id
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_feedback_on_an_earlier_turn_does_not_compute_it(harness: Harness, is_held: bool) -> None:
+    await rate(harness, "+-+-+-+-", rater="ada")
+    earlier = await harness.turn(conversation_id="c")
+    await harness.vote(earlier.id, "up", source={"kind": "HUMAN", "id": "bob"})
+    await curate(harness.db, harness.settings)
+    turn_id = await rate_by_judges(harness, "end-user/mal", conversation_id="c")
+    if is_held:
+        await miss_standing(harness, RaterStanding.BLOCKED, "end-user/mal")
+    else:
+        await set_standing(harness, "end-user/mal", "blocked")
+    await assemble(harness.db, all_together(harness))
+    await curate(harness.db, harness.settings)
+    sample = await harness.get(Sample, turn_id)
+    assert (sample.reward, sample.rater) == (-1.0, None)
 
 
 @pytest.mark.parametrize("is_held", [False, True])
