@@ -18,6 +18,7 @@ from sqlalchemy import text
 from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import Settings
+from app.feedback import settled_votes
 from app.main import create_app
 from app.models import Base, Engine, EngineState
 from app.projects.service import bootstrap
@@ -28,6 +29,8 @@ from tests.support.loaded_migrations import load_migrations_once
 from tests.support.old_databases import drop_databases, find_old_databases
 from tests.support.row_order import reverse_unordered_selects
 from tests.support.scripted_engine import ScriptedEngine, serve
+from workers import curate
+from workers.training import assemble
 
 pytest_plugins = [
     "tests.support.engine_fixture",
@@ -199,7 +202,14 @@ async def delete_all_rows(database: Database) -> None:
 
 
 @pytest.fixture
-async def harness(settings: Settings, db: Database) -> AsyncIterator[Harness]:
+def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each run of a task do all that there is to do, however slow the machine is."""
+    for task in (assemble, curate, settled_votes):
+        monkeypatch.setattr(task, "RUN_SECONDS", 3600.0)
+
+
+@pytest.fixture
+async def harness(settings: Settings, db: Database, long_runs: None) -> AsyncIterator[Harness]:
     """Yield a bootstrapped deployment and its API. Its one engine is ready, at an address without a server."""
     async with db.write() as session:
         key = await bootstrap(session, settings.policy, settings.model)

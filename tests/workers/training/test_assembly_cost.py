@@ -25,16 +25,22 @@ from app.models import (
     new_id,
 )
 from app.training import feedback_density, fruitless_looks, select_samples
-from app.training.batch_samples import find_quarantined
 from app.training.recomputation import request_recomputation
+from app.training.refused_rewards import find_quarantined
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
 from tests.support.waiting_samples import add_samples, add_turns
 from workers.training.assemble import assemble
 
 FEW, MANY = 500, 2000
-AGE = 2 * fruitless_looks.COMMIT_SECONDS
-LONG_AGO = {"changed_at": Sample.changed_at - AGE, "compared_at": Sample.compared_at - AGE}
+HOUR = 3600.0  # no test takes that long: the work that it counts does not depend on a clock
+LONG_AGO = {"changed_at": Sample.changed_at - 2 * HOUR, "compared_at": Sample.compared_at - 2 * HOUR}
+
+
+@pytest.fixture(autouse=True)
+def long_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COMMIT_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(fruitless_looks, name, HOUR)
 
 
 async def work_of(harness: Harness, act: Callable[[], Awaitable[object]]) -> int:
