@@ -117,7 +117,8 @@ def simulate(folder: Path, shape: UpdateShape, rank: int) -> dict[str, float]:
         pytest.param("qwen3-4b", 2, 16, UpdateShape(8, 8192, True), marks=pytest.mark.slow),
         pytest.param("qwen3-4b", 2, 16, UpdateShape(8, 8192, False), marks=pytest.mark.slow),
         pytest.param("llama-8b", None, 16, UpdateShape(8, 8192, True), marks=pytest.mark.slow),
-        pytest.param("llama-70b", None, 16, UpdateShape(64, 8192, True), marks=pytest.mark.slow),
+        # All of its 80 layers take more than ten minutes of one core.
+        pytest.param("llama-70b", 12, 16, UpdateShape(64, 8192, True), marks=pytest.mark.slow),
     ],
 )
 def test_peak_is_that_of_the_trainers_model_on_fake_tensors(
