@@ -27,6 +27,8 @@ class ScriptedUser(SimulatedUser):
         lines: What it says where no rule applies, in this order.
         rules: What it answers.
         otherwise: What it says when it has no line left; None ends the dialogue.
+
+    Raises ValueError if the pattern of a rule is no regular expression.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class ScriptedUser(SimulatedUser):
     ) -> None:
         self._first = first
         self._lines = lines
-        self._rules = [(re.compile(rule.pattern, re.IGNORECASE), rule.answer) for rule in rules]
+        self._rules = [(_compile(rule.pattern), rule.answer) for rule in rules]
         self._otherwise = otherwise
         self._num_lines = 0  # so far
         self._sha256 = digest_of(first, [*lines], [(rule.pattern, rule.answer) for rule in rules], otherwise)
@@ -54,3 +56,10 @@ class ScriptedUser(SimulatedUser):
             return self._otherwise
         self._num_lines += 1
         return self._lines[self._num_lines - 1]
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise ValueError(f"the pattern {pattern!r} of a rule is no regular expression: {error}") from error

@@ -1,5 +1,7 @@
 """Users with a script: rules, lines in order, and the end."""
 
+import pytest
+
 from alignment.environments.attempts import Attempt
 from alignment.environments.protocols import Message
 from alignment.environments.users.scripted_user import Rule, ScriptedUser
@@ -35,3 +37,8 @@ def test_another_script_is_recorded_as_another_user() -> None:
     assert {record["user"] for record in records} == {"scripted"}
     assert len({record["user_sha256"] for record in records}) == len(users)
     assert ScriptedUser("A table, please.").describe() == records[0]
+
+
+def test_pattern_that_is_no_regular_expression_is_refused_with_its_text() -> None:
+    with pytest.raises(ValueError, match=r"the pattern 'how \(many' of a rule is no regular expression"):
+        ScriptedUser("Hello.", rules=[Rule("how (many", "Four.")])
