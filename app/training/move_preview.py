@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.core.database import chunked, database_time
 from app.models import BatchTurn, LineMove, Rater, RaterStanding, Reward, Sample, SampleRule, SampleState, Turn
 from app.policies.lines import compare_lines
-from app.training import batch_samples
+from app.training import batch_samples, refused_rewards
 from app.training.automated_samples import read_voted
 from app.training.line_moves import find_judged
 
@@ -99,7 +99,7 @@ def _turns(turns_of: dict[str, dict[str, bool]], batch_ids: Collection[str]) -> 
 
 async def _read_samples(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, _Sample]:
     blocked = await _find_blocked(session, turn_ids)
-    quarantined = await batch_samples.find_quarantined(session, turn_ids)
+    quarantined = await refused_rewards.find_quarantined(session, turn_ids)
     voted = await read_voted(session, turn_ids)
     samples: dict[str, _Sample] = {}
     for chunk in chunked(turn_ids):

@@ -31,7 +31,7 @@ from app.models import (
 from app.policies import repository
 from app.policies.locks import LockedPolicy, lock_policy
 from app.policies.overrides import effective_settings
-from app.training import batch_samples, line_moves, sample_failures, service
+from app.training import batch_samples, line_moves, refused_rewards, sample_failures, service
 from app.training.fruitless_looks import begin_look
 from app.training.plan_batch import plan_batch
 from app.training.sample_columns import fill_columns, is_open
@@ -130,7 +130,7 @@ async def _assemble(session: AsyncSession, policy_id: str, settings: Settings) -
     if plan is None or not plan.samples:
         await look.record(session, settings.trainer.max_wait_seconds)
         return Outcome.NOTHING
-    aside = await batch_samples.set_aside(locked, [sample.turn_id for sample in plan.samples])
+    aside = await refused_rewards.set_aside(locked, [sample.turn_id for sample in plan.samples])
     if aside.num_samples:
         log.info("%d samples of blocked or quarantined raters are in no batch of %s", aside.num_samples, policy.name)
         if aside.uncomputed:
