@@ -8,7 +8,7 @@ from starlette.responses import Response
 from app.chat.model_views import ModelList, ModelView, render_models, view_models, wants_anthropic
 from app.core.errors import ERROR_RESPONSES
 from app.core.http import json_response
-from app.deployments.version_router import resolve_model
+from app.deployments.routes import resolve_model
 from app.projects.auth import ChatCaller, DatabaseDep
 from app.projects.episode_keys import takes_episode_keys
 

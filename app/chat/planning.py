@@ -22,7 +22,8 @@ from app.chat.wire_details import WireDetails
 from app.core.database import Database
 from app.core.errors import BadRequest
 from app.core.settings import Settings
-from app.deployments.version_router import RequestIdentity, ResolvedModel, Route, RoutedEngine, VersionRouter
+from app.deployments.routes import ResolvedModel, Route, RoutedEngine
+from app.deployments.version_router import RequestIdentity, VersionRouter
 from app.engines.adaptation import adaptation_of
 from app.inference.engine import EngineClient
 from app.inference.output_length import limit_to_room

@@ -10,7 +10,7 @@ from app.chat import histories
 from app.core.database import now
 from app.core.errors import NotFound
 from app.core.pagination import apply_keyset
-from app.deployments.version_router import resolve_model
+from app.deployments.routes import resolve_model
 from app.models import (
     REQUESTED,
     Judgement,

@@ -26,7 +26,8 @@ from app.core.database import Database
 from app.core.errors import AttuneError, database_unavailable, is_database_outage
 from app.core.request_log import add_log_fields
 from app.core.settings import Settings
-from app.deployments.version_router import VersionNotLoaded, VersionRouter
+from app.deployments.routes import VersionNotLoaded
+from app.deployments.version_router import VersionRouter
 from app.engines.adaptation import adaptation_of
 from app.inference.capture import Capture
 from app.inference.engine import Completion

@@ -16,7 +16,7 @@ from app.core.database import Database, now
 from app.core.errors import AttuneError, is_database_outage
 from app.core.group_commit import GroupCommit, ItemKey
 from app.core.telemetry import Telemetry
-from app.deployments.version_router import VersionNotLoaded
+from app.deployments.routes import VersionNotLoaded
 from app.inference.capture import Capture
 from app.models import LOST_REASON, SERVER_LOST, Engine, Turn, TurnMetadata, TurnState
 from app.models.base import TokenIds

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.deployments.version_router import RoutingRules, is_in_canary
+from app.deployments.routes import RoutingRules
+from app.deployments.version_router import is_in_canary
 from app.models import Deployment, Engine, Pin, PinKind, RouteReason, Turn, Version, VersionState, new_id
 from tests.support.deployment import Harness
 from tests.support.scripted_engine import ScriptedEngine
