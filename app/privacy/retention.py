@@ -4,19 +4,18 @@ An expired turn becomes what the deletion of its completion leaves: ids, times, 
 lineage and all counts stay right, and so does the row of its sample. Expired feedback keeps its value, its time and a
 pseudonym of its source. Whole rows go only from datasets and from the beginning of the audit log.
 
-What is in use does not expire: see `_is_unused`. A turn whose messages begin the prompt of a later turn does not expire
-before that turn, because the later turn quotes it. A conversation that has expired is removed from its end, up to STEP
-turns in one transaction.
+What is in use does not expire (`app.privacy.expired_rows`). A turn whose messages begin the prompt of a later turn does
+not expire before that turn, because the later turn quotes it. A conversation that has expired is removed from its end,
+up to STEP turns in one transaction.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, delete, exists, func, literal, null, or_, select, update
+from sqlalchemy import delete, null, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute, aliased, load_only
-from sqlalchemy.orm.util import AliasedClass
+from sqlalchemy.orm import aliased, load_only
 
 from app.chat import repository as chats
 from app.core.database import Database, now
@@ -28,34 +27,28 @@ from app.models import (
     Audit,
     AuditAction,
     AuditChain,
-    Base,
-    Batch,
-    BatchState,
     Dataset,
     Feedback,
-    FeedbackRank,
-    Judgement,
-    JudgementState,
-    PlanState,
     Project,
     Reward,
-    RewardModel,
-    RewardModelState,
-    RewardModelTurn,
-    RolloutPlan,
     Sample,
-    SampleState,
     Turn,
-    TurnState,
     record_audit,
+)
+from app.privacy.expired_rows import (
+    created_before,
+    has_row,
+    is_expired_turn,
+    is_unused,
+    select_datasets,
+    select_ends,
+    select_feedback,
 )
 from app.raters import names
 from app.training import unlearning
 
 STEP = 200  # rows of one kind that one transaction removes
-SECONDS_PER_DAY = 86_400.0
 ACTOR = "retention"
-WAITING = (SampleState.OPEN, SampleState.QUARANTINED, SampleState.BATCHED)
 Kind = str  # "turns", "feedback", "audit" or "datasets"
 RECORDED_KINDS = ("turns", "feedback")
 
@@ -76,145 +69,6 @@ def effective_retention(project: Project, settings: Settings) -> RetentionConfig
     if feedback is not None:
         values["feedback"] = None if turns is None else max(turns, feedback)
     return RetentionConfig.model_validate(values)
-
-
-def _created_before(column: InstrumentedAttribute[float], days: float) -> ColumnElement[bool]:
-    return column < now() - days * SECONDS_PER_DAY
-
-
-def _has_row(table: type[Base] | AliasedClass[Base], *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition that a row exists, as a subquery that is evaluated for each row of the query around it.
-
-    OFFSET 0 keeps PostgreSQL from joining whole tables instead: few rows are asked about, each by an index.
-    """
-    return select(literal(1)).select_from(table).where(*conditions).offset(0).exists()
-
-
-def _is_in_use(turn: type[Turn]) -> ColumnElement[bool]:
-    """Return the condition that something waits for this turn.
-
-    It or feedback on it is not processed, its sample waits or is in an open batch, a judgement is open, or a reward
-    model is being fitted on it.
-    """
-    is_of_episode = and_(Feedback.project_id == turn.project_id, Feedback.episode_id == turn.episode_id)
-    is_of_conversation = and_(Feedback.project_id == turn.project_id, Feedback.conversation_id == turn.conversation_id)
-    return or_(
-        turn.state == TurnState.OPEN,
-        ~turn.processed,
-        _has_row(Sample, Sample.turn_id == turn.id, Sample.state.in_(WAITING)),
-        _has_row(Judgement, Judgement.turn_id == turn.id, Judgement.state == JudgementState.OPEN),
-        _has_row(Feedback, Feedback.turn_id == turn.id, ~Feedback.processed),
-        _has_row(Feedback, is_of_conversation, ~Feedback.processed),
-        _has_row(Feedback, is_of_episode, ~Feedback.processed),
-        _has_row(
-            FeedbackRank,
-            FeedbackRank.turn_id == turn.id,
-            _has_row(Feedback, Feedback.seq == FeedbackRank.feedback_seq, ~Feedback.processed),
-        ),
-        _has_row(
-            RewardModelTurn,
-            RewardModelTurn.turn_id == turn.id,
-            _has_row(
-                RewardModel,
-                RewardModel.id == RewardModelTurn.reward_model_id,
-                RewardModel.state == RewardModelState.OPEN,
-            ),
-        ),
-    )
-
-
-def _is_unused() -> ColumnElement[bool]:
-    """Return the condition that nothing waits for the turn, for another reply to its prompt, or for a shadow reply."""
-    reply, shadow = aliased(Turn), aliased(Turn)
-    is_other = and_(reply.completion_id == Turn.completion_id, reply.id != Turn.id)
-    return and_(
-        ~_is_in_use(Turn),
-        ~_has_row(reply, is_other, _is_in_use(reply)),
-        ~_has_row(shadow, shadow.shadow_of_id == Turn.id, _is_in_use(shadow)),
-    )
-
-
-def _is_expired(turn: type[Turn], project_id: str, days: float) -> ColumnElement[bool]:
-    return and_(turn.project_id == project_id, turn.deleted_at.is_(None), _created_before(turn.created_at, days))
-
-
-def select_ends(project_id: str, days: float) -> Select[str]:
-    """Return a query for the ids of the expired turns that no turn with content quotes, the oldest first.
-
-    Each of them can be removed, so a step always makes progress, however many turns are in use.
-    """
-    later = aliased(Turn)
-    is_quoted = _has_row(later, later.history_id == Turn.id, later.deleted_at.is_(None))
-    conditions = (_is_expired(Turn, project_id, days), ~is_quoted, _is_unused())
-    return select(Turn.id).where(*conditions).order_by(Turn.created_at, Turn.id)
-
-
-def select_turns(project_id: str, days: float) -> Select[str]:
-    """Return a query for the ids of all turns that can be removed. It reads every expired turn: too slow for a step."""
-    later, history = aliased(Turn), aliased(Turn)
-    is_expired = _is_expired(Turn, project_id, days)
-    is_quoted = _has_row(
-        later, later.history_id == Turn.id, later.deleted_at.is_(None), ~_created_before(later.created_at, days)
-    )
-    needed = select(Turn.id, Turn.history_id).where(is_expired, or_(is_quoted, ~_is_unused()))
-    remaining = needed.cte("remaining", recursive=True)
-    histories = select(history.id, history.history_id).join(remaining, history.id == remaining.c.history_id)
-    remaining = remaining.union(histories)
-    return select(Turn.id).where(is_expired, ~exists().where(remaining.c.id == Turn.id))
-
-
-def select_feedback(project_id: str, days: float) -> Select[int]:
-    """Return a query for the numbers of the expired feedback, the oldest first.
-
-    Feedback on a turn, a conversation or an episode that is kept, or that an open batch learns from, is kept.
-    """
-    turn, ranked, of_conversation, of_episode = aliased(Turn), aliased(Turn), aliased(Turn), aliased(Turn)
-    uses = (
-        _has_row(turn, turn.id == Feedback.turn_id, turn.deleted_at.is_(None)),
-        _has_row(
-            FeedbackRank,
-            FeedbackRank.feedback_seq == Feedback.seq,
-            _has_row(ranked, ranked.id == FeedbackRank.turn_id, ranked.deleted_at.is_(None)),
-        ),
-        _has_row(
-            of_conversation,
-            of_conversation.project_id == Feedback.project_id,
-            of_conversation.conversation_id == Feedback.conversation_id,
-            of_conversation.deleted_at.is_(None),
-        ),
-        _has_row(of_episode, of_episode.episode_id == Feedback.episode_id, of_episode.deleted_at.is_(None)),
-        _has_row(Batch, Batch.id == Feedback.batch_id, Batch.state == BatchState.OPEN),
-    )
-    conditions = (Feedback.project_id == project_id, Feedback.emptied_at.is_(None), Feedback.processed)
-    query = select(Feedback.seq).where(*conditions, _created_before(Feedback.created_at, days))
-    return query.where(*(~use for use in uses)).order_by(Feedback.created_at, Feedback.seq)
-
-
-def select_datasets(project_id: str, days: float) -> Select[str]:
-    """Return a query for the ids of the expired datasets that no rollout plan still reads."""
-    is_read = exists().where(
-        RolloutPlan.dataset_id == Dataset.id, RolloutPlan.state.in_((PlanState.RUNNING, PlanState.PAUSED))
-    )
-    is_visible = (Dataset.project_id == project_id, Dataset.importing_until.is_(None))
-    conditions = (*is_visible, _created_before(Dataset.created_at, days))
-    return select(Dataset.id).where(*conditions, ~is_read).order_by(Dataset.created_at, Dataset.id)
-
-
-def select_audit(project_id: str, days: float) -> Select[int | None]:
-    """Return a query for the places in the chain of the expired entries: a part from its beginning on, without gaps."""
-    remaining = aliased(Audit)
-    first_remaining = select(func.min(remaining.chain_number)).where(
-        remaining.project_id == project_id,
-        remaining.chain_number.is_not(None),
-        ~_created_before(remaining.created_at, days),
-    )
-    is_before = or_(first_remaining.scalar_subquery().is_(None), Audit.chain_number < first_remaining.scalar_subquery())
-    conditions = (Audit.project_id == project_id, Audit.chain_number.is_not(None))
-    return (
-        select(Audit.chain_number)
-        .where(*conditions, _created_before(Audit.created_at, days), is_before)
-        .order_by(Audit.chain_number)
-    )
 
 
 async def remove_turns(session: AsyncSession, project_id: str, days: float, ids: Collection[str]) -> int:
@@ -244,7 +98,7 @@ async def find_turns(session: AsyncSession, project_id: str, days: float) -> Seq
     chain = select(Turn.id, Turn.history_id).where(Turn.id.in_(ends)).cte("chain", recursive=True)
     history = aliased(Turn)
     histories = select(history.id, history.history_id).join(chain, history.id == chain.c.history_id)
-    chain = chain.union(histories.where(_is_expired(history, project_id, days)))
+    chain = chain.union(histories.where(is_expired_turn(history, project_id, days)))
     # Both databases walk the chains level by level and stop at the limit, so the turns nearest to the ends come first.
     ids = list(await session.scalars(select(chain.c.id).limit(STEP)))
     return [turn.id for turn in await _exclude_quoted(session, ids, project_id, days)]
@@ -252,7 +106,7 @@ async def find_turns(session: AsyncSession, project_id: str, days: float) -> Seq
 
 async def _exclude_quoted(session: AsyncSession, ids: Collection[str], project_id: str, days: float) -> list[Turn]:
     """Return those of the turns that are expired, unused, and quoted by none but the returned ones."""
-    expired = select(Turn).where(Turn.id.in_(ids), _is_expired(Turn, project_id, days), _is_unused())
+    expired = select(Turn).where(Turn.id.in_(ids), is_expired_turn(Turn, project_id, days), is_unused())
     columns = (Turn.id, Turn.history_id, Turn.completion_id)
     rows = await session.scalars(expired.options(load_only(*columns)).execution_options(populate_existing=True))
     turns = {turn.id: turn for turn in rows}
@@ -347,8 +201,8 @@ async def find_audit(session: AsyncSession, project_id: str, days: float) -> Seq
     if chain is None:
         return []
     in_chain = (Audit.project_id == project_id, Audit.chain_number > chain.start_number)
-    is_expired = _created_before(Audit.created_at, days)
-    for_a_day = _created_before(Audit.created_at, days + 1)
+    is_expired = created_before(Audit.created_at, days)
+    for_a_day = created_before(Audit.created_at, days + 1)
     first = select(Audit.chain_number, is_expired, for_a_day).where(*in_chain)
     rows = (await session.execute(first.order_by(Audit.chain_number).limit(STEP))).all()
     expired = list(takewhile(lambda row: row[1], rows))
@@ -423,7 +277,7 @@ async def remove_expired(db: Database, project_id: str, kind: Kind, days: float,
 async def _was_recorded_today(session: AsyncSession, project_id: str, kind: Kind) -> bool:
     """Return whether a step of this kind in the background has an entry of the last 24 hours."""
     is_applied = (Audit.action == AuditAction.RETENTION_APPLIED, Audit.subject == project_id, Audit.actor == ACTOR)
-    is_recent = (Audit.details["kind"].as_string() == kind, ~_created_before(Audit.created_at, 1))
+    is_recent = (Audit.details["kind"].as_string() == kind, ~created_before(Audit.created_at, 1))
     return (
-        await session.scalar(select(_has_row(Audit, Audit.project_id == project_id, *is_applied, *is_recent))) or False
+        await session.scalar(select(has_row(Audit, Audit.project_id == project_id, *is_applied, *is_recent))) or False
     )

@@ -42,6 +42,7 @@ from app.policies import repository
 from app.policies.locks import lock_policy
 from app.policies.references import version_name
 from app.policies.service import audit_policy
+from app.privacy.expired_rows import SECONDS_PER_DAY
 from app.training import unlearning
 from app.training.vote_totals import reopen_votes_on_turns
 
@@ -50,7 +51,6 @@ MAX_SAMPLES = 200  # of a deleted policy in one step
 PRUNED = ".pruned"  # the suffix of a folder that is being deleted
 COPY_SECONDS = 3600.0  # a copy without the trainer state takes seconds: its files are links
 WITHOUT_STATE = ".weights"  # the suffix of a version's folder whose trainer state is deleted
-SECONDS_PER_DAY = 86_400.0
 log = logging.getLogger("attune.retention")
 _damaged: set[Path] = set()  # folders that differ from their manifests, so that they are not read in every step
 

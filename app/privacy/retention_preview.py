@@ -11,7 +11,7 @@ from app.core.retention_config import RetentionConfig
 from app.core.settings import Settings
 from app.models import Audit, DatasetRow, Feedback, Policy, Turn
 from app.policies import repository
-from app.privacy import retention, retention_files
+from app.privacy import expired_rows, retention_files
 
 TURN_COLUMNS = (
     *(Turn.own_messages, Turn.reply, Turn.own_prompt_ids, Turn.output_ids, Turn.logprobs),
@@ -34,8 +34,8 @@ async def preview(session: AsyncSession, project_id: str, config: RetentionConfi
     """
     result: list[Expired] = []
     tables: tuple[tuple[str, float | None, Any, tuple[Any, ...]], ...] = (
-        ("turns", config.turns, (Turn, Turn.id, retention.select_turns), TURN_COLUMNS),
-        ("feedback", config.feedback, (Feedback, Feedback.seq, retention.select_feedback), (Feedback.comment,)),
+        ("turns", config.turns, (Turn, Turn.id, expired_rows.select_turns), TURN_COLUMNS),
+        ("feedback", config.feedback, (Feedback, Feedback.seq, expired_rows.select_feedback), (Feedback.comment,)),
     )
     for kind, days, (table, key, select_expired), columns in tables:
         if days is not None:
@@ -43,11 +43,11 @@ async def preview(session: AsyncSession, project_id: str, config: RetentionConfi
             in_table = select(func.count(), size).select_from(table).where(key.in_(select_expired(project_id, days)))
             result.append(await _count(session, kind, in_table))
     if config.datasets is not None:
-        ids = retention.select_datasets(project_id, config.datasets)
+        ids = expired_rows.select_datasets(project_id, config.datasets)
         rows = select(func.count(), sum_bytes(session, (DatasetRow.content,))).where(DatasetRow.dataset_id.in_(ids))
         result.append(await _count(session, "datasets", rows))
     if config.audit is not None:
-        numbers = retention.select_audit(project_id, config.audit)
+        numbers = expired_rows.select_audit(project_id, config.audit)
         entries = select(func.count(), sum_bytes(session, (Audit.details, Audit.reason)))
         query = entries.where(Audit.project_id == project_id, Audit.chain_number.in_(numbers))
         result.append(await _count(session, "audit", query))

@@ -21,6 +21,7 @@ from app.core.settings import Settings
 from app.models import Policy, Turn, new_id
 from app.policies.repository import list_versions
 from app.privacy import retention
+from app.privacy.expired_rows import SECONDS_PER_DAY
 from app.projects.service import bootstrap
 from tests.benchmarks.grown_databases import SERVER, database_url
 from tests.benchmarks.growth import insert_history
@@ -68,7 +69,7 @@ async def measure(settings: Settings, turns: int, expired: int) -> None:
             await bootstrap(session, settings.policy, settings.model)
         await insert_history(db, turns)
         async with db.read() as session:
-            ages = select((func.max(Turn.created_at) - func.min(Turn.created_at)) / retention.SECONDS_PER_DAY)
+            ages = select((func.max(Turn.created_at) - func.min(Turn.created_at)) / SECONDS_PER_DAY)
             days = float(await session.scalar(ages) or 0) * (1 - expired / turns)
             size = await session.scalar(text("SELECT pg_database_size(current_database())"))
         print(f"{turns:,} turns, {size / 1e9:.2f} GB; {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
