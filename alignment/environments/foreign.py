@@ -63,6 +63,7 @@ PACKAGES = {
     "reasoning_gym": Package("reasoning_gym_adapter.py"),
     "textarena": Package("textarena_adapter.py"),
     "verifiers": Package("verifiers_adapter.py", has_loop=True, limits_reward=True),
+    "verifiers.v1": Package("verifiers_v1_adapter.py", has_loop=True, limits_reward=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""verifiers 0.1 (`load_environment`): environments with a loop of their own. Runs where `verifiers` is installed.
+"""verifiers 0.1.14 to 0.3 (`load_environment`): environments with a loop of their own. Runs where `verifiers` is.
 
 A task is a row of the environment's data set, in the order that the seed decides. The reward is that of its rubric.
 """
@@ -9,6 +9,12 @@ import random
 from collections.abc import Mapping
 
 import verifiers
+
+if not hasattr(verifiers, "load_environment"):
+    raise ImportError(
+        f"verifiers {verifiers.__version__} has no load_environment: environments are `verifiers.v1:NAME`"
+    )
+
 from openai import AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
 

@@ -4,6 +4,7 @@ It is installed from the package index once, and kept; see tests/clients/third_p
 """
 
 import asyncio
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def server() -> Iterator[str]:
     """Yield the URL of a server with the environments of packages/openenv/server.py."""
     folder, port = prepare("openenv", PINS), free_port()
     command = [str(folder / "bin" / "python"), "-I", str(PINS / "openenv" / "server.py"), str(port)]
-    process = subprocess.Popen(command, env={**QUIET, "HOME": str(folder)}, cwd=folder)
+    process = subprocess.Popen(command, env={**QUIET, "HOME": str(folder), "PATH": os.environ["PATH"]}, cwd=folder)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until_ready(f"{url}/guess/health", process)
