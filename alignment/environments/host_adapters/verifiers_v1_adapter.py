@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 
 import verifiers
+from pydantic import ValidationError
 
 FIRST_VERSION = (0, 4)
 if tuple(int(part) for part in verifiers.__version__.split(".")[:2]) < FIRST_VERSION:
@@ -169,5 +170,9 @@ def open_environment(name: str, arguments: dict[str, object]) -> TasksetEnvironm
         agent.setdefault("runtime", {"type": "subprocess"})
     if default.harness is None and vf.default_harness_id(name) == NO_LOOP_OF_ITS_OWN:
         agent.setdefault("harness", {"id": CHAT_LOOP})
-    config = vf.resolve_env_config({**overrides, role: agent, "taskset": {**arguments, "id": name}})
+    try:
+        config = vf.resolve_env_config({**overrides, role: agent, "taskset": {**arguments, "id": name}})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     return TasksetEnvironment(vf.load_environment(config), role)
