@@ -206,24 +206,33 @@ async def test_verifiers_v1(tasksets: HostConfig) -> None:
     assert [(outcome.reward, outcome.reason) for outcome in endless] == [(0.0, "max_turns")], "it is scored"
 
 
-@pytest.mark.parametrize(
-    ("code", "outcome"), [("episode_deadline", Outcome(-1.0, [], {"score": -1.0}, "deadline")), ("other", None)]
-)
-async def test_verifiers_v1_sees_why_the_service_refuses_a_chat(
-    tasksets: HostConfig, code: str, outcome: Outcome | None
-) -> None:
-    async def refuse(_: Request) -> JSONResponse:
-        return JSONResponse({"error": {"code": code, "message": "no", "type": "x", "param": None}}, 403)
+async def play_refused(name: str, host: HostConfig, code: str) -> Outcome:
+    """Play a task with a service that refuses each chat with this code."""
 
-    environment = open_environment("verifiers.v1:multiply-taskset", host=tasksets)
-    with serve(Starlette(routes=[Route("/v1/chat/completions", refuse, methods=["POST"])])) as url:
-        attempt = environment.run(next(environment.tasks("train", 0)), Agent(f"{url}/v1", "sk-ep-1", "m"))
-        if outcome is not None:
-            assert await attempt == outcome
-        else:
-            with pytest.raises(EnvironmentFailure, match="ProviderError: upstream 403"):
-                await attempt
-    await environment.close()
+    async def refuse(_: Request) -> JSONResponse:
+        return JSONResponse({"error": {"code": code, "message": "no", "type": "x", "param": None}}, 409)
+
+    environment = open_environment(name, host=host)
+    try:
+        with serve(Starlette(routes=[Route("/v1/chat/completions", refuse, methods=["POST"])])) as url:
+            task = next(environment.tasks("train", 0))
+            return await environment.run(task, Agent(f"{url}/v1", "sk-ep-1", "m"))
+    finally:
+        await environment.close()
+
+
+async def test_verifiers_sees_why_the_service_refuses_a_chat(multiply: HostConfig) -> None:
+    outcome = await play_refused("verifiers:multiply-env", multiply, "episode_max_turns")
+    assert (outcome.reward, outcome.reason) == (0.0, "max_turns")
+    with pytest.raises(EnvironmentFailure, match="409"):
+        await play_refused("verifiers:multiply-env", multiply, "other")
+
+
+async def test_verifiers_v1_sees_why_the_service_refuses_a_chat(tasksets: HostConfig) -> None:
+    outcome = await play_refused("verifiers.v1:multiply-taskset", tasksets, "episode_deadline")
+    assert outcome == Outcome(-1.0, [], {"score": -1.0}, "deadline")
+    with pytest.raises(EnvironmentFailure, match="ProviderError: upstream 409"):
+        await play_refused("verifiers.v1:multiply-taskset", tasksets, "other")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +251,7 @@ async def test_what_verifiers_v1_does_not_have_is_the_users_mistake(
 
 
 async def test_verifiers_v1_needs_a_later_version(multiply: HostConfig) -> None:
-    with pytest.raises(UnavailableEnvironment, match="is too old: before 0.4, environments are `verifiers:NAME`"):
+    with pytest.raises(UnavailableEnvironment, match=r"is too old: before 0\.4, environments are `verifiers:NAME`"):
         next(open_environment("verifiers.v1:multiply-env", host=multiply).tasks("train", 0))
 
 
