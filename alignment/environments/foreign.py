@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TypeVar, cast
 from urllib.parse import parse_qsl
 from uuid import uuid4
@@ -39,6 +40,7 @@ RUN_SECONDS = 60.0  # beyond the deadline, in which an environment can notice it
 SEED_BITS = 31
 Model = TypeVar("Model", bound=BaseModel)
 JSON_VALUE: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+ROW: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ PACKAGES = {
     "reasoning_gym": Package("reasoning_gym_adapter.py"),
     "textarena": Package("textarena_adapter.py"),
     "verifiers": Package("verifiers_adapter.py", has_loop=True, limits_reward=True),
+    "verifiers.v1": Package("verifiers_v1_adapter.py", has_loop=True, limits_reward=True),
 }
 
 
@@ -140,6 +143,16 @@ def seeded_tasks(split: str, seed: int) -> Iterator[Task]:
         task_seed = int.from_bytes(digest[:4], "big") >> (32 - SEED_BITS)
         yield Task(f"{split}-{seed}-{number}", {}, task_seed)
         number += 1
+
+
+def row_tasks(path: Path, seed: int) -> Iterator[Task]:
+    """Yield the rows of a file of JSON lines, in its order. Raises UnavailableEnvironment if it has others."""
+    try:
+        with path.open() as lines:
+            for number, line in enumerate(lines):
+                yield Task(f"{path.stem}-{number}", ROW.validate_json(line), seed)
+    except (OSError, ValidationError) as error:
+        raise UnavailableEnvironment(f"{path} has no rows of JSON objects: {error}") from error
 
 
 class ForeignSteps(Steps):

@@ -11,10 +11,11 @@ from typing import Literal, cast
 from uuid import uuid4
 
 import httpx2
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, ValidationError
 
 from alignment.environments.episode_loop import LoopEnvironment, limit_reward
 from alignment.environments.errors import InfrastructureFailure, ToolError
+from alignment.environments.foreign import row_tasks
 from alignment.environments.host_process import HostConfig
 from alignment.environments.http_client import ANSWER_SECONDS, Answer, open_client, post_json
 from alignment.environments.protocols import Environment, Message, Observation, Step, Steps, Task
@@ -24,7 +25,6 @@ from alignment.environments.worlds import LOWEST_REWARD, StepsWorld
 from alignment.errors import UnavailableEnvironment
 
 NOUN = "the environment's server"
-ROW: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
 
 
 class FunctionTool(BaseModel):
@@ -73,13 +73,8 @@ class ResourcesSession(Steps):
         self._output: list[JsonValue] = []  # of the Responses API, which `/verify` reads
 
     def tasks(self, split: str, seed: int) -> Iterator[Task]:
-        """Yield the rows of the file, in its order, whatever the split."""
-        try:
-            with self._tasks.open() as lines:
-                for number, line in enumerate(lines):
-                    yield Task(f"{self._tasks.stem}-{number}", ROW.validate_json(line), seed)
-        except (OSError, ValidationError) as error:
-            raise UnavailableEnvironment(f"{self._tasks} has no rows of JSON objects: {error}") from error
+        """Return the rows of the file, in its order, whatever the split."""
+        return row_tasks(self._tasks, seed)
 
     async def reset(self, task: Task) -> Observation:
         self._row = dict(task.data)

@@ -1,4 +1,4 @@
-"""HTTP to tools, sandboxes and search services: one POST of JSON, limited in size, without redirects and proxies.
+"""HTTP to tools, sandboxes and search services: one request of JSON, limited in size, without redirects and proxies.
 
 The addresses come from whoever configures the environment. Messages name neither them nor the headers, which may hold
 keys.
@@ -7,6 +7,7 @@ keys.
 import asyncio
 import ssl
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from alignment.environments.errors import InfrastructureFailure
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 30.0  # until an answer is complete; a slower service is a failure of the host
 MAX_BODY_BYTES = 1 << 20
+HEADERS = {"accept-encoding": "identity"}
 
 
 class Answer(NamedTuple):
@@ -59,12 +61,22 @@ async def post_json(
     max_bytes: int = MAX_BODY_BYTES,
 ) -> Answer:
     """Return the answer. Raises InfrastructureFailure if there is none; `noun` says in its message who was called."""
+    return await _read(client.stream("POST", url, json=body, headers=HEADERS), noun, seconds, max_bytes)
+
+
+async def get_json(
+    client: httpx2.AsyncClient, url: str, *, noun: str, seconds: float = ANSWER_SECONDS, max_bytes: int = MAX_BODY_BYTES
+) -> Answer:
+    """Return the answer, as `post_json` does."""
+    return await _read(client.stream("GET", url, headers=HEADERS), noun, seconds, max_bytes)
+
+
+async def _read(
+    sent: AbstractAsyncContextManager[httpx2.Response], noun: str, seconds: float, max_bytes: int
+) -> Answer:
     content = bytearray()
     try:
-        async with (
-            asyncio.timeout(seconds),
-            client.stream("POST", url, json=body, headers={"accept-encoding": "identity"}) as response,
-        ):
+        async with asyncio.timeout(seconds), sent as response:
             async for chunk in response.aiter_raw():
                 content += chunk
                 if len(content) > max_bytes:

@@ -8,6 +8,7 @@ from typing import cast
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.foreign import PACKAGES, open_foreign
 from alignment.environments.foreign_http import open_http
+from alignment.environments.foreign_openenv import open_openenv
 from alignment.environments.host_process import HostConfig
 from alignment.environments.protocols import ENTRY_POINT_GROUP, Environment, Interaction, Steps
 from alignment.environments.tools.base import JsonObject
@@ -20,6 +21,7 @@ Opener = Callable[[str, JsonObject, HostConfig | None], Environment]
 SCHEMES: dict[str, Opener] = {
     **{scheme: partial(open_foreign, scheme) for scheme in PACKAGES},
     **{scheme: partial(open_http, scheme) for scheme in ("http", "https")},
+    "openenv": open_openenv,
 }
 
 

@@ -1,4 +1,4 @@
-"""verifiers 0.1 (`load_environment`): environments with a loop of their own. Runs where `verifiers` is installed.
+"""verifiers 0.1.14 to 0.3 (`load_environment`): environments with a loop of their own. Runs where `verifiers` is.
 
 A task is a row of the environment's data set, in the order that the seed decides. The reward is that of its rubric.
 """
@@ -9,18 +9,25 @@ import random
 from collections.abc import Mapping
 
 import verifiers
-from openai import AsyncOpenAI
+
+if not hasattr(verifiers, "load_environment"):
+    raise ImportError(
+        f"verifiers {verifiers.__version__} has no load_environment: environments are `verifiers.v1:NAME`"
+    )
+
+from openai import APIStatusError, AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
 
 MAX_RETRIES = 2  # of a chat
 TRAIN = "train"
-LIMITS = {  # what a refusal of the service, or an error of verifiers, contains → the reason of the end
+LIMITS = {  # the code of a refusal of the service → the reason of the end
     "episode_max_turns": "max_turns",
     "episode_max_tokens": "max_tokens",
     "episode_deadline": "deadline",
     "episode_idle_timeout": "deadline",
-    "OverlongPromptError": "max_tokens",
+    "context_length_exceeded": "max_tokens",
 }
+OVERLONG = "OverlongPromptError"  # an error of verifiers: the prompt is longer than the context
 STOPS = {  # the stop condition → the reason of the end
     "max_turns_reached": "max_turns",
     "max_total_completion_tokens_reached": "max_tokens",
@@ -33,6 +40,17 @@ OF_HOSTS = (
     *("ReadError", "RemoteProtocolError", "APIConnectionError", "ClientConnectorError"),
 )
 MISTAKES = ("InvalidModelResponseError", "EmptyModelResponseError", "ToolParseError", "ToolCallError")
+
+
+class Client(AsyncOpenAI):
+    """A client that keeps the code of the last refusal, which is not in every error's text."""
+
+    refusal: str | None = None
+
+    def _make_status_error(self, err_msg: str, *, body: object, response: object) -> APIStatusError:
+        error: APIStatusError = super()._make_status_error(err_msg, body=body, response=response)
+        self.refusal = error.code
+        return error
 
 
 class VerifiersEnvironment:
@@ -60,7 +78,7 @@ class VerifiersEnvironment:
         sampling = dict(self._environment.sampling_args or {})
         if limits.get("max_reply_tokens"):
             sampling["max_tokens"] = limits["max_reply_tokens"]
-        async with AsyncOpenAI(
+        async with Client(
             base_url=str(agent["base_url"]),
             api_key=str(agent["api_key"]),
             default_headers=headers,
@@ -74,16 +92,15 @@ class VerifiersEnvironment:
         return {
             "reward": float(result["reward"]),
             "metrics": metrics | {"score": result["reward"]},
-            "reason": self._reason(result),
+            "reason": self._reason(result, client.refusal),
         }
 
-    def _reason(self, result: Mapping[str, object]) -> str:
+    def _reason(self, result: Mapping[str, object], refusal: str | None) -> str:
         """Return why the rollout ended. Raises RuntimeError if the environment or its host has failed."""
         if result.get("error"):
             error = str(result["error"])
-            for text, reason in LIMITS.items():
-                if text in error:
-                    return reason
+            if refusal in LIMITS or OVERLONG in error:
+                return LIMITS.get(str(refusal), "max_tokens")
             if any(name in error for name in MISTAKES) and not any(name in error for name in OF_HOSTS):
                 return "failed"
             raise RuntimeError(error)

@@ -4,13 +4,19 @@ The environments are installed from the package index once, and kept; see tests/
 """
 
 import asyncio
+import os
 import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
+from alignment.environments.errors import EnvironmentFailure
 from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import open_environment
 from alignment.environments.protocols import Agent, Limits, Outcome, Task
@@ -18,6 +24,7 @@ from alignment.errors import UnavailableEnvironment
 from app.core.settings import REPOSITORY
 from tests.clients.third_party.environments import prepare
 from tests.support.chat_agent import Reply, serve_agent, tool_call
+from tests.support.scripted_engine import serve
 
 PINS = Path(__file__).with_name("packages")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # installing is part of it
@@ -166,6 +173,86 @@ async def test_verifiers_has_no_tasks_of_a_split_without_data(multiply: HostConf
     environment = open_environment("verifiers:multiply-env", host=multiply)
     with pytest.raises(Exception, match="no data set for evaluation"):
         next(environment.tasks("test", 0))
+
+
+@pytest.fixture
+def tasksets() -> HostConfig:
+    """verifiers 0.4, and a taskset with a tool. The first attempt downloads the packages of its chat loop, by uv."""
+    folder = prepare("verifiers_v1", PINS)
+    certificates = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
+    variables = {"HOME": str(folder), **certificates}
+    return HostConfig(
+        python=folder / "bin" / "python", paths=(PINS / "verifiers_v1", REPOSITORY / "examples"), environment=variables
+    )
+
+
+def call_calculator(messages: list[dict[str, Any]]) -> str | dict[str, Any]:
+    if messages[-1]["role"] == "tool":
+        return str(messages[-1]["content"])
+    return tool_call("calculator_multiply", a=int(messages[-1]["content"].split()[0]), b=3)
+
+
+async def test_verifiers_v1(tasksets: HostConfig) -> None:
+    outcomes = await play("verifiers.v1:multiply-taskset?num_rows=3", tasksets, call_calculator, num_tasks=9)
+    assert [(outcome.reward, outcome.reason) for outcome in outcomes] == [(1.0, "completed")] * 3
+    assert outcomes[0].metrics == {"turns": 2.0, "score": 1.0}
+    endless = await play(
+        "verifiers.v1:multiply-taskset",
+        tasksets,
+        lambda messages: tool_call("calculator_multiply", a=1, b=1),
+        num_tasks=1,
+        limits=Limits(max_turns=2),
+    )
+    assert [(outcome.reward, outcome.reason) for outcome in endless] == [(0.0, "max_turns")], "it is scored"
+
+
+async def play_refused(name: str, host: HostConfig, code: str) -> Outcome:
+    """Play a task with a service that refuses each chat with this code."""
+
+    async def refuse(_: Request) -> JSONResponse:
+        return JSONResponse({"error": {"code": code, "message": "no", "type": "x", "param": None}}, 409)
+
+    environment = open_environment(name, host=host)
+    try:
+        with serve(Starlette(routes=[Route("/v1/chat/completions", refuse, methods=["POST"])])) as url:
+            task = next(environment.tasks("train", 0))
+            return await environment.run(task, Agent(f"{url}/v1", "sk-ep-1", "m"))
+    finally:
+        await environment.close()
+
+
+async def test_verifiers_sees_why_the_service_refuses_a_chat(multiply: HostConfig) -> None:
+    outcome = await play_refused("verifiers:multiply-env", multiply, "episode_max_turns")
+    assert (outcome.reward, outcome.reason) == (0.0, "max_turns")
+    with pytest.raises(EnvironmentFailure, match="409"):
+        await play_refused("verifiers:multiply-env", multiply, "other")
+
+
+async def test_verifiers_v1_sees_why_the_service_refuses_a_chat(tasksets: HostConfig) -> None:
+    outcome = await play_refused("verifiers.v1:multiply-taskset", tasksets, "episode_deadline")
+    assert outcome == Outcome(-1.0, [], {"score": -1.0}, "deadline")
+    with pytest.raises(EnvironmentFailure, match="ProviderError: upstream 409"):
+        await play_refused("verifiers.v1:multiply-taskset", tasksets, "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("verifiers.v1:no-taskset", "taskset 'no-taskset' not found"),
+        ("verifiers.v1:multiply-taskset?colour=1", "taskset.colour: Extra inputs are not permitted"),
+        ("verifiers:multiply-env", r"has no load_environment: environments are `verifiers\.v1:NAME`"),
+    ],
+)
+async def test_what_verifiers_v1_does_not_have_is_the_users_mistake(
+    tasksets: HostConfig, name: str, message: str
+) -> None:
+    with pytest.raises(UnavailableEnvironment, match=message):
+        next(open_environment(name, host=tasksets).tasks("train", 0))
+
+
+async def test_verifiers_v1_needs_a_later_version(multiply: HostConfig) -> None:
+    with pytest.raises(UnavailableEnvironment, match=r"is too old: before 0\.4, environments are `verifiers:NAME`"):
+        next(open_environment("verifiers.v1:multiply-env", host=multiply).tasks("train", 0))
 
 
 GRAPH = """
