@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import verifiers
 
@@ -17,6 +18,9 @@ if not hasattr(verifiers, "load_environment"):
 
 from openai import APIStatusError, AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
+
+if TYPE_CHECKING:
+    from httpx2 import Response
 
 MAX_RETRIES = 2  # of a chat
 TRAIN = "train"
@@ -47,7 +51,7 @@ class Client(AsyncOpenAI):
 
     refusal: str | None = None
 
-    def _make_status_error(self, err_msg: str, *, body: object, response: object) -> APIStatusError:
+    def _make_status_error(self, err_msg: str, *, body: object, response: Response) -> APIStatusError:
         error: APIStatusError = super()._make_status_error(err_msg, body=body, response=response)
         self.refusal = error.code
         return error

@@ -69,7 +69,7 @@ async def test_reply_is_the_only_field_of_an_action() -> None:
 async def test_rewards_are_scaled() -> None:
     async with replay(recordings()["guess"]) as url:
         [outcome] = await play(f"{url}?reward_scale=0.2", Dialogue("10", "4"))
-    assert (outcome.reward, outcome.step_rewards[0].reward) == (pytest.approx(0.8), pytest.approx(-0.025))
+    assert outcome.reward == pytest.approx(0.8) and outcome.step_rewards[0].reward == pytest.approx(-0.025)
 
 
 async def test_actions_of_several_fields_are_json() -> None:

@@ -25,7 +25,7 @@ NUMBER: JsonObject = {"type": "integer"}
 
 
 def test_one_field_that_is_needed_is_the_reply() -> None:
-    optional = {"size": NUMBER, "fast": {"type": "boolean", "default": False}}
+    optional: dict[str, JsonObject] = {"size": NUMBER, "fast": {"type": "boolean", "default": False}}
     assert choose_form(schema(["code"], code=TEXT, **optional)) == TextForm("code")
     assert choose_form(schema(["column"], column=NUMBER)) == NumberForm("column")
     assert choose_form(schema(message=TEXT)) == TextForm("message"), "the only one, though it has a default"
