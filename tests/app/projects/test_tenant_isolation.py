@@ -78,7 +78,11 @@ RUNS = "/v1/environments/runs"
 RUN = f"{RUNS}/{{run}}"
 ATTEMPT = f"{RUN}/attempts/{{attempt_id}}"
 OWN_RUN, OTHER_RUN, ATTEMPT_ID = "run-1111111111", "run-7777777777", f"att-{'7' * 32}"
-ATTEMPT_BODIES = {"start": {"fence": 1, "task": "t"}, "finish": {"fence": 1}, "release": {"fence": 1}}
+ATTEMPT_BODIES: dict[str, dict[str, Any]] = {
+    "start": {"fence": 1, "task": "t"},
+    "finish": {"fence": 1},
+    "release": {"fence": 1},
+}
 OF_OWN = {"model": "shop"}
 COMPLETION = "/v1/chat/completions/{completion_id}"
 POLICY = "/v1/policies/{name}"
