@@ -11,7 +11,7 @@ from typing import ClassVar
 from unittest.mock import AsyncMock, patch
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import create_engine, select, update
 
 from alignment.environments import environment_run
 from alignment.environments.environment_run import EnvironmentRun
@@ -22,10 +22,12 @@ from alignment.environments.run_client import RunClient
 from alignment.environments.run_summary import RunSummary
 from alignment.environments.service_http import ServiceHttp
 from alignment.environments.worlds import InteractionWorld, StepsWorld
+from app.core.database_url import blocking_url
+from app.main import create_app
 from app.models import EndReason, Episode, EpisodeState, Feedback, RunAttempt, Turn
 from tests.support.deployment import Harness
 from tests.support.environments import PLAN, Endless, Faulty, Rooms, open_run
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine, serve
 
 pytestmark = pytest.mark.usefixtures("scripted")
 
@@ -307,6 +309,28 @@ async def test_end_that_a_killed_process_has_not_reported_is_repeated(harness: H
     assert summary.ends == {"completed": 1} and summary.is_complete
     reasons = [(row.end_reason, row.reported_reason) for row in await harness.all(Episode)]
     assert reasons == [("deadline", "infrastructure"), ("completed", "completed")]
+
+
+async def test_leases_are_renewed_while_the_environment_blocks_the_event_loop(harness: Harness) -> None:
+    engine = create_engine(blocking_url(harness.settings.database_url))
+
+    def read_heartbeat() -> float | None:
+        with engine.connect() as connection:
+            return connection.scalar(select(RunAttempt.heartbeat_at))
+
+    class Blocking(Faulty):
+        async def run(self, task: Task, agent: Agent) -> Outcome:
+            claimed_at = read_heartbeat()
+            while read_heartbeat() == claimed_at:
+                time.sleep(0.01)
+            return await super().run(task, agent)
+
+    settings = harness.settings.replace({"workers.lease_seconds": 2.0})
+    with serve(create_app(settings), lifespan="on") as url:
+        async with open_run(Blocking([]), url, harness.key) as run:
+            summary = await run.run()
+    engine.dispose()
+    assert summary.is_complete and summary.planned is not None and summary.planned.done == 1
 
 
 async def test_environment_with_fewer_tasks_is_played_to_its_end(harness: Harness, live_url: str) -> None:
