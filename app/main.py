@@ -36,6 +36,7 @@ from app.deployments.endpoints import pin_router as pins
 from app.deployments.endpoints import router as deployments
 from app.deployments.policy_endpoints import router as policy_changes
 from app.deployments.version_router import VersionRouter
+from app.environments.endpoints import router as planned_runs
 from app.episodes.endpoints import router as episodes
 from app.feedback.endpoints import router as feedback
 from app.feedback.endpoints import secret_router as token_secrets
@@ -98,7 +99,7 @@ ADMIN_ROUTERS = (
 )
 # `turns` comes before `feedback`, whose ids would match the path of its search.
 APPLICATION_ROUTERS = (
-    *(chat, models, responses, messages, episodes, turns, feedback),
+    *(chat, models, responses, messages, planned_runs, episodes, turns, feedback),
     *(policies, policy_changes, projects, datasets),
 )
 OPERATION_ROUTERS = (status, event_stream, metrics, adapter_files)

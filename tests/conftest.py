@@ -63,6 +63,7 @@ POSTGRES = os.environ.get("ATTUNE_TEST_POSTGRES", "postgresql://postgres@127.0.0
 # Of all other tests it runs the SQLite variant alone; `make test-all` and CI run both.
 POSTGRES_FOLDERS = (
     "app/core",
+    "app/environments/test_claims",
     "app/feedback",
     "app/ops/test_audit_chain",
     "app/ops/test_backup",

@@ -1,23 +1,22 @@
 """Play planned attempts: so many tasks of an environment, each so many times, so many of them at a time.
 
-Each attempt is an episode of the service. An attempt that is lost, by the environment or by what it runs on, is
-repeated once; one that was interrupted is repeated, too. A run has a name: one of the same name, played again, goes on
-where the first one was ended.
+The service hands the attempts out, each to one process, and each is an episode. An attempt that is lost, by the
+environment or by what it runs on, is repeated once; one that was interrupted, or whose process has died, is played
+again by any process of the run.
 """
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from typing import NamedTuple, cast
+from uuid import uuid4
 
 from alignment.environments.agent_chat import LIMIT_BY_CODE
-from alignment.environments.attempts import Described, UsesService, check_description
+from alignment.environments.attempt_claims import AttemptClaims
+from alignment.environments.attempts import Described, UsesService, check_description, derive_seed
 from alignment.environments.episode_loop import check_reward
 from alignment.environments.errors import (
     AgentFailure,
@@ -29,20 +28,19 @@ from alignment.environments.errors import (
     with_causes,
 )
 from alignment.environments.protocols import Agent, Environment, HasPlaces, Outcome, Reason, StepReward, Task
-from alignment.environments.run_plan import PlannedAttempt, PlannedAttempts, RunPlan
+from alignment.environments.run_client import LEASE_LOST, RunClient, RunRecord, digest_description
+from alignment.environments.run_leases import RunLeases
+from alignment.environments.run_plan import PlannedAttempt, RunPlan, TaskList
 from alignment.environments.run_summary import LOST, Result, RunSummary, summarize
-from alignment.environments.service_client import CreatedEpisode, EpisodeRecord, NewEpisode, ServiceClient
+from alignment.environments.service_client import CreatedEpisode, EpisodeRecord, ServiceClient
 from alignment.errors import UnavailableEnvironment
 
 log = logging.getLogger(__name__)
-MAX_TRIES = 2  # of a planned attempt, beside those that were interrupted
-GROUP_IS_FULL = "episode_group_full"  # it has twice its size, interrupted attempts included
 ENDED_BY_TIME = frozenset({"deadline", "idle_timeout"})
 ENDED_BY_SERVICE = ENDED_BY_TIME | {"max_turns", "max_tokens"}
 REFUSAL = re.compile("|".join((r"\b409\b", *filter(None, LIMIT_BY_CODE))))  # in an error of a client of OpenAI's API
 HANG_SECONDS = 300.0  # beyond the deadline: an environment that has not ended by then hangs
-OTHER_BODY = "idempotency_key_reused"  # the same attempt was begun with another request
-END_SECONDS = 10.0  # to report what an interrupted run leaves
+TAKEN_OVER = "the service has handed the attempt to another process: its lease had run out"
 
 
 class _Failure(NamedTuple):
@@ -57,7 +55,8 @@ class _Failure(NamedTuple):
 
 
 class EnvironmentRun:
-    """A run. `results` are the attempts so far, also if it is interrupted; `on_result` is called with each."""
+    """A run, as far as this process plays it. `results` are its attempts so far, also if it is interrupted;
+    `on_result` is called with each."""
 
     def __init__(
         self,
@@ -69,17 +68,18 @@ class EnvironmentRun:
         self._environment = environment
         self._service = service
         self._plan = plan
+        self._client = RunClient(service, plan.name)
         self._on_result = on_result
         self._started = time.monotonic()
-        self._num_lost = 0
-        self._is_complete = False
+        self._record: RunRecord | None = None
         self.results: list[Result] = []
 
     async def run(self) -> RunSummary:
-        """Play all attempts. Raises InfrastructureFailure or ServiceRefusal if the service cannot be used at all, and
-        UnavailableEnvironment if the environment cannot be opened.
+        """Play attempts until none of the run is left, those of other processes included. Raises InfrastructureFailure
+        or ServiceRefusal if the service cannot be used at all, and UnavailableEnvironment if the environment cannot be
+        opened.
 
-        Cancelled, it ends its open episodes as abandoned, so that nothing is learned from a part of one.
+        Cancelled, it gives its open attempts back: nothing is learned from a part of one.
         """
         self._started = time.monotonic()
         if isinstance(self._environment, UsesService):
@@ -87,112 +87,69 @@ class EnvironmentRun:
         concurrency = self._plan.concurrency
         if isinstance(self._environment, HasPlaces):
             concurrency = min(concurrency, await self._environment.max_concurrency())
-        planned_attempts = PlannedAttempts(self._environment, self._plan)
+        tasks = TaskList(self._environment, self._plan)
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(concurrency):
-                    group.create_task(self._work(planned_attempts))
+            joined = await self._client.join(self._plan, await self._digest_description(tasks))
+            with RunLeases(self._service, self._plan.name, joined.lease_seconds) as leases:
+                claims = AttemptClaims(self._client, leases, tasks, self._plan.seed, joined.lease_seconds)
+                owner = uuid4().hex
+                async with asyncio.TaskGroup() as group:
+                    for number in range(concurrency):
+                        group.create_task(self._work(claims, f"{owner}/{number}"))
+            self._record = await self._client.read()
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
-            planned_attempts.close()
-        self._is_complete = True
+            tasks.close()
         return self.summary()
 
     def summary(self) -> RunSummary:
-        seconds = time.monotonic() - self._started
-        return summarize(self._plan.name, self.results, self._num_lost, seconds, is_complete=self._is_complete)
+        return summarize(self._plan.name, self.results, time.monotonic() - self._started, self._record)
 
-    async def _work(self, planned_attempts: PlannedAttempts) -> None:
-        while (planned := await planned_attempts.next()) is not None:
-            if not await self._try(planned):
-                self._num_lost += 1
-
-    async def _try(self, planned: PlannedAttempt) -> bool:
-        """Play until there is a result. Return whether there is one.
-
-        An interruption costs no try, since it says nothing about the environment.
-        """
-        num_failed = 0
+    async def _digest_description(self, tasks: TaskList) -> str | None:
+        """Return the digest of what the environment says of its first attempt; None if it cannot say it now."""
+        if not isinstance(self._environment, Described) or (task := await tasks.get(0)) is None:
+            return None
         try:
-            description = await self._describe(planned)
+            return digest_description(await self._describe(task, derive_seed(self._plan.seed, task.id, 0)))
         except UnavailableEnvironment:
-            raise  # so is every other attempt
-        except Exception as error:
-            self._add(_undescribed(planned.task, error))
-            return False
-        for number in count():
+            raise  # so is every attempt
+        except Exception:  # it is raised again by the attempt, which reports it
+            return None
+
+    async def _work(self, claims: AttemptClaims, owner: str) -> None:
+        while (planned := await claims.next(owner)) is not None:
+            async with claims.hold(planned):
+                self._add(await self._try(planned))
+
+    async def _try(self, planned: PlannedAttempt) -> Result:
+        """Play an attempt and report it."""
+        try:
             try:
-                result = await self._attempt(planned, number, description)
-            except ServiceRefusal as refusal:
-                if refusal.code != GROUP_IS_FULL:
-                    raise
-                return False  # interruptions have taken its places
-            self._add(replace(result, user=description.get("user")))
-            if not result.is_lost:
-                return True
-            num_failed += result.reason == "infrastructure" or not result.is_replay
-            if num_failed == MAX_TRIES:
-                return False
-        raise AssertionError("unreachable")
+                description = await self._describe(planned.task, planned.seed)
+            except UnavailableEnvironment:
+                raise  # so is every other attempt
+            except Exception as error:
+                await self._client.finish(planned, Outcome(None, reason="infrastructure"))
+                return _undescribed(planned.task, error)
+            created = await self._client.start(planned, description)
+            outcome, failure = await self._play(planned, created)
+            result = await self._report(planned, created, outcome, failure)
+            return replace(result, user=description.get("user"))
+        except ServiceRefusal as refusal:
+            if refusal.code != LEASE_LOST:
+                raise
+            return Result(planned.task.id, "", "abandoned", None, 0, 0, error=TAKEN_OVER)
 
     def _add(self, result: Result) -> None:
         self.results.append(result)
         if self._on_result is not None:
             self._on_result(result)
 
-    async def _describe(self, planned: PlannedAttempt) -> Mapping[str, str]:
+    async def _describe(self, task: Task, seed: int) -> Mapping[str, str]:
         if not isinstance(self._environment, Described):
             return {}
-        return check_description(await self._environment.describe_attempt(planned.task, planned.seed))
-
-    async def _attempt(self, planned: PlannedAttempt, number: int, description: Mapping[str, str]) -> Result:
-        created = await self._create(planned, number, description)
-        if not created.is_open:
-            return _replayed(planned.task, created, await self._find_loss(created))
-        try:
-            if created.is_replay:  # of a run that was killed; its world is gone
-                return await self._report(planned.task, created, Outcome(None, reason="abandoned"), None)
-            outcome, failure = await self._play(planned, created)
-            return await self._report(planned.task, created, outcome, failure)
-        except (asyncio.CancelledError, UnavailableEnvironment):
-            await self._abandon(created)
-            raise
-
-    async def _create(self, planned: PlannedAttempt, number: int, description: Mapping[str, str]) -> CreatedEpisode:
-        episode = self._new_episode(planned.task, description)
-        try:
-            return await self._service.create(episode, self._idempotency_key(planned, number))
-        except ServiceRefusal as refusal:
-            if refusal.code != OTHER_BODY:
-                raise
-            message = (
-                "a run of this name was begun with another environment, arguments, user, seed, group or limit; "
-                "give this one another name"
-            )
-            raise ServiceRefusal(refusal.status, refusal.code, message) from refusal
-
-    async def _find_loss(self, created: CreatedEpisode) -> Reason | None:
-        """Return why an attempt of an earlier run is lost, or None if it is not.
-
-        The service ends what a killed run has left at its deadline. Nobody has reported that end, and so it is lost: it
-        is reported now.
-        """
-        if created.reported_reason is None and created.end_reason in ENDED_BY_SERVICE:
-            await self._abandon(created)
-            return "abandoned"
-        reason = created.reported_reason or created.end_reason
-        return cast("Reason", reason) if reason in LOST else None
-
-    def _new_episode(self, task: Task, description: Mapping[str, str]) -> NewEpisode:
-        plan = self._plan
-        group = (f"{plan.name}/{task.id}", plan.group_size) if plan.group_size > 1 else None
-        metadata = {**description, **plan.metadata, "run": plan.name, "split": plan.split, "seed": str(plan.seed)}
-        return NewEpisode(plan.policy, task.id, plan.limits, plan.version, group, metadata)
-
-    def _idempotency_key(self, planned: PlannedAttempt, number: int) -> str:
-        name = f"{self._plan.name}\n{planned.task.id}\n{planned.number}\n{number}"
-        return hashlib.sha256(name.encode()).hexdigest()
+        return check_description(await self._environment.describe_attempt(task, seed))
 
     async def _play(self, planned: PlannedAttempt, created: CreatedEpisode) -> tuple[Outcome, _Failure | None]:
         """Return how the attempt went, and the error that ended it."""
@@ -225,33 +182,28 @@ class EnvironmentRun:
                 return Outcome(None, reason="failed")
         return Outcome(None, reason="infrastructure")
 
-    async def _report(self, task: Task, created: CreatedEpisode, outcome: Outcome, failure: _Failure | None) -> Result:
+    async def _report(
+        self, planned: PlannedAttempt, created: CreatedEpisode, outcome: Outcome, failure: _Failure | None
+    ) -> Result:
         if outcome.reason in LOST:
             outcome = Outcome(None, (), outcome.metrics, outcome.reason)
         if outcome.step_rewards:
             refusal = await self._service.reward_steps(outcome.step_rewards, created.api_key)
             if refusal is not None:
                 failure, outcome = _Failure(refusal), Outcome(None, (), outcome.metrics, "infrastructure")
-        record = await self._service.end(created.id, outcome)
+        record = await self._client.finish(planned, outcome) or await self._service.read(created.id)
         has_failed_at_limit = outcome.reason == "failed" and record.end_reason in ENDED_BY_SERVICE
         return Result(
-            task=task.id,
+            task=planned.task.id,
             episode_id=created.id,
             reason=_reason_of(record) if has_failed_at_limit else outcome.reason,
             reward=_total(outcome),
             num_turns=record.num_turns,
             num_tokens=record.num_tokens,
             metrics=dict(outcome.metrics),
-            is_replay=created.is_replay,
             error=failure.error if failure is not None else None,
             traceback=failure.traceback if failure is not None else None,
         )
-
-    async def _abandon(self, created: CreatedEpisode) -> None:
-        """End an episode that the run does not finish. If the service does not hear of it, its deadline ends it."""
-        with suppress(InfrastructureFailure, ServiceRefusal, TimeoutError):
-            async with asyncio.timeout(END_SECONDS):
-                await self._service.end(created.id, Outcome(None, reason="abandoned"))
 
 
 async def _run_in_time(environment: Environment, task: Task, agent: Agent) -> Outcome:
@@ -273,12 +225,6 @@ def _states_refusal(error: Exception) -> bool:
 def _reason_of(record: EpisodeRecord) -> Reason:
     """Return why an episode has ended, in the words of a run."""
     return cast("Reason", "deadline" if record.end_reason == "idle_timeout" else record.end_reason)
-
-
-def _replayed(task: Task, record: EpisodeRecord, loss: Reason | None) -> Result:
-    reason = loss or _reason_of(record)
-    reward = None if reason in LOST else record.outcome
-    return Result(task.id, record.id, reason, reward, record.num_turns, record.num_tokens, is_replay=True)
 
 
 def _undescribed(task: Task, error: Exception) -> Result:

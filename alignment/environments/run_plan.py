@@ -6,13 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 
-from alignment.environments.attempts import derive_seed
 from alignment.environments.protocols import Environment, Limits, Task
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is played. `name`: of the run, and so of its groups and episodes; attempts at one task are a group."""
+    """What is played. `name`: of the run, and so of its groups and episodes; attempts at one task are a group.
+
+    `concurrency` is how many attempts this process plays at a time. All else is the same in every process of the run.
+    """
 
     name: str
     policy: str
@@ -28,34 +30,52 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class PlannedAttempt:
-    """One planned attempt: the n-th of a task. `seed`: as that of an Agent."""
+    """One planned attempt, as this process has claimed it: the n-th of a task.
+
+    Attributes:
+        number: Among the attempts at the task, from 0.
+        seed: As that of an Agent.
+        id: The attempt's id.
+        fence: The fencing token of the claim.
+    """
 
     task: Task
     number: int
     seed: int
+    id: str
+    fence: int
 
 
-class PlannedAttempts:
-    """The attempts of a plan. A thread lists their tasks, as a data set, or a process, may take its time."""
+class TaskList:
+    """The tasks of a plan, by their number. A thread lists them, as a data set, or a process, may take its time."""
 
     def __init__(self, environment: Environment, plan: RunPlan) -> None:
-        self._attempts = _list_attempts(environment, plan)
+        self._source = _list_tasks(environment, plan)
+        self._tasks: list[Task] = []
         self._executor = ThreadPoolExecutor(1, "tasks")  # one thread, so that the iterator is not entered twice
+        self.length: int | None = None  # once the environment is known to have fewer tasks than the plan
 
-    async def next(self) -> PlannedAttempt | None:
-        """Return the next one, or None at the end. Raises what the environment raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, next, self._attempts, None)
+    async def get(self, index: int) -> Task | None:
+        """Return a task, or None if the environment has no such task. Raises what the environment raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._get, index)
+
+    def _get(self, index: int) -> Task | None:
+        missing = index + 1 - len(self._tasks)
+        if missing > 0:
+            self._tasks += islice(self._source, missing)
+        if index < len(self._tasks):
+            return self._tasks[index]
+        self.length = len(self._tasks)
+        return None
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _list_attempts(environment: Environment, plan: RunPlan) -> Iterator[PlannedAttempt]:
-    """Yield the attempts, those of a task one after another, so that a group is ready early."""
+def _list_tasks(environment: Environment, plan: RunPlan) -> Iterator[Task]:
     seen: set[str] = set()
-    for task in islice(environment.tasks(plan.split, plan.seed), plan.num_tasks):
+    for task in environment.tasks(plan.split, plan.seed):
         if task.id in seen:
             raise ValueError(f"the environment has two tasks with the id {task.id!r}")
         seen.add(task.id)
-        for number in range(plan.group_size):
-            yield PlannedAttempt(task, number, derive_seed(plan.seed, task.id, number))
+        yield task

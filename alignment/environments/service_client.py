@@ -1,22 +1,20 @@
-"""Attune's API as a run of an environment needs it: create an episode, report its rewards and its end."""
+"""Attune's API as a run of an environment needs it: read an episode, report the rewards of its steps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from pydantic import BaseModel
 
 from alignment.environments.attempts import ChatEndpoint
-from alignment.environments.protocols import Limits, Outcome, Reason, StepReward
-from alignment.environments.service_http import ErrorDetail, ServiceHttp
+from alignment.environments.protocols import StepReward
+from alignment.environments.service_http import ErrorDetail, ServiceAnswer, ServiceHttp
 
 EPISODES = "/v1/episodes"
+REQUEST_SECONDS = 60.0
 BATCH_SIZE = 1000  # the service takes no more
 STEP_NAME = "step"
 OTHER_EPISODE = "episode_key"  # what the key of an episode may not reward
 STEP_SOURCE = {"kind": "CODE", "id": "environment"}
-# The service ends an episode this much later than the loop, which then grades what there is.
-DEADLINE_MARGIN_SECONDS = 5.0
 
 
 class EpisodeRecord(BaseModel):
@@ -41,54 +39,19 @@ class BatchAnswer(BaseModel):
 
 class CreatedEpisode(EpisodeRecord):
     api_key: str
-    is_replay: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        return self.state == "open"
-
-
-@dataclass(frozen=True)
-class NewEpisode:
-    """What an episode is created with. `group`: the name and the size of the group, if it belongs to one."""
-
-    policy: str
-    task: str
-    limits: Limits
-    version: str = "follow"
-    group: tuple[str, int] | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    def body(self) -> dict[str, object]:
-        limits: dict[str, object] = {
-            "deadline_seconds": self.limits.deadline_seconds + DEADLINE_MARGIN_SECONDS,
-            # The environment's own time between two chats is none of the agent's doing.
-            "idle_seconds": self.limits.deadline_seconds + DEADLINE_MARGIN_SECONDS,
-            "max_turns": self.limits.max_turns,
-            "max_tokens": self.limits.max_tokens,
-        }
-        body: dict[str, object] = {
-            "policy": self.policy,
-            "task": self.task,
-            "sampling": "policy",  # agents that send temperature 0 would leave nothing to learn from
-            "service_tier": "flex",  # chats of people come first
-            "version": self.version,
-            "limits": {name: value for name, value in limits.items() if value is not None},
-            "metadata": dict(self.metadata),
-        }
-        if self.group is not None:
-            id, size = self.group
-            body["group"] = {"id": id, "size": size}
-        return body
 
 
 class ServiceClient:
-    """The service at `url`, as the holder of this API key. Its errors are those of ServiceHttp."""
+    """The service at `url`, as the holder of this API key. Its errors are those of ServiceHttp.
 
-    def __init__(self, url: str, api_key: str, http: ServiceHttp) -> None:
+    `seconds`: how long one try of a request may take.
+    """
+
+    def __init__(self, url: str, api_key: str, http: ServiceHttp, seconds: float = REQUEST_SECONDS) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._api_key = api_key
         self._http = http
+        self._seconds = seconds
 
     def base_url(self, episode_id: str) -> str:
         """Return the base URL of an episode for clients of OpenAI's API."""
@@ -98,12 +61,17 @@ class ServiceClient:
         """Return where chats are sent that are no part of an episode."""
         return ChatEndpoint(f"{self.url}/v1", self._api_key, self._http)
 
-    async def create(self, episode: NewEpisode, idempotency_key: str) -> CreatedEpisode:
-        """Create an episode, or return the one that the same request has created before."""
-        headers = {"idempotency-key": idempotency_key}
-        answer = await self._http.request("POST", self.url + EPISODES, self._api_key, episode.body(), headers)
-        created = CreatedEpisode.model_validate_json(answer.content)
-        return created.model_copy(update={"is_replay": not answer.is_created})
+    def copy(self, *, patience: float) -> "ServiceClient":
+        """Return a client of the same service with an HTTP client of its own, which gives up after `patience` seconds,
+        or twice as much."""
+        return ServiceClient(self.url, self._api_key, self._http.copy(patience=patience), seconds=patience)
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> ServiceAnswer:
+        """Send a request with the API key."""
+        return await self._http.request(method, self.url + path, self._api_key, body, seconds=self._seconds)
 
     async def read(self, episode_id: str) -> EpisodeRecord:
         answer = await self._http.request("GET", self.base_url(episode_id), self._api_key)
@@ -123,13 +91,6 @@ class ServiceClient:
                 if result.error is not None:
                     return f"the reward of a reply is refused: {result.error.message}"
         return None
-
-    async def end(self, episode_id: str, outcome: Outcome) -> EpisodeRecord:
-        """Report how an attempt went. The same report again changes nothing."""
-        reason: Reason = outcome.reason
-        body = {"outcome": outcome.reward, "reason": reason}
-        answer = await self._http.request("POST", f"{self.base_url(episode_id)}/end", self._api_key, body)
-        return EpisodeRecord.model_validate_json(answer.content)
 
 
 def _feedback(step: StepReward) -> dict[str, object]:

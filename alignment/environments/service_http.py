@@ -47,13 +47,18 @@ class ServiceHttp:
         self, *, connections: int = 100, patience: float = PATIENCE_SECONDS, verify: SSLContext | None = None
     ) -> None:
         self._patience = patience
+        self._verify = verify or default_ssl_context()
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
-            verify=verify or default_ssl_context(),
+            verify=self._verify,
             follow_redirects=False,
             trust_env=False,
         )
+
+    def copy(self, *, patience: float) -> "ServiceHttp":
+        """Return another client with one connection, such as for another event loop, that trusts the same hosts."""
+        return ServiceHttp(connections=1, patience=patience, verify=self._verify)
 
     async def request(
         self,

@@ -28,11 +28,14 @@ from alignment.environments.service_http import ServiceHttp
 from alignment.environments.tools.base import JsonObject
 from alignment.errors import UnavailableEnvironment
 from app.cli.client import CommandError, load_api_key, service_url, tls_context
+from app.cli.environment_runs import describe_counts, list_runs, show_run
 from app.cli.options import Json, PolicyName, parse_json
 from app.cli.output import print_object
 from app.core.settings import Settings, get_settings
 
 environments = typer.Typer(no_args_is_help=True, help="Play tasks of environments with a policy, and learn from it.")
+environments.command("runs")(list_runs)
+environments.command("show")(show_run)
 VersionRule = Literal["follow", "leash", "pin"]
 PROGRESS_LINES = 20
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended
@@ -62,7 +65,7 @@ def run_environment(
     max_reply_tokens: Annotated[int | None, typer.Option(min=1, help="of a reply")] = None,
     deadline: Annotated[float, typer.Option(min=1, max=86_400, help="seconds of an attempt")] = 3600.0,
     version: Annotated[str, typer.Option(help="the version that answers later chats: follow, leash or pin")] = "follow",
-    run: Annotated[str | None, typer.Option(help="a name: the same run again goes on where it was ended")] = None,
+    run: Annotated[str | None, typer.Option(help="a name: the same command joins the run, or goes on with it")] = None,
     python: Annotated[Path | None, typer.Option(help="the interpreter that has the package of a scheme")] = None,
     processes: Annotated[int | None, typer.Option(min=1, max=64, help="of the environment of a scheme: 1")] = None,
     variable: Annotated[list[str] | None, typer.Option(help="a variable that these processes get, too")] = None,
@@ -72,8 +75,9 @@ def run_environment(
 ) -> None:
     """Play tasks of an environment with the policy. Each attempt is an episode, attempts at one task are a group.
 
-    Ctrl-C ends the open attempts as abandoned: nothing is learned from them. The exit status is 1 if no attempt has a
-    reward.
+    Processes that are started with the same command and the same --run, on any machine, play one run together. Ctrl-C
+    ends the open attempts as abandoned: nothing is learned from them, and they are played again by the others, or by
+    the next command. The exit status is 1 if no attempt of the run has a reward.
     """
     if version not in get_args(VersionRule):
         raise typer.BadParameter(f"{version!r} is none of {', '.join(get_args(VersionRule))}", param_hint="--version")
@@ -98,7 +102,7 @@ def run_environment(
     opened = open_environment(environment, values, _host(python, options))
     summary, status = asyncio.run(_run(opened, plan, settings))
     print_object(summary.model_dump(), json, lambda _: map(printable, render(summary)))
-    if status == 0 and summary.mean_reward is None:
+    if status == 0 and summary.mean_reward is None and summary.mean_outcome is None:
         status = 1
     raise typer.Exit(status)
 
@@ -200,18 +204,20 @@ def render(summary: RunSummary) -> Iterator[str]:
     """Yield the summary in sentences."""
     state = "complete" if summary.is_complete else f"not complete; go on with --run {summary.run}"
     yield f"run {summary.run}: {summary.num_attempts} attempts in {summary.seconds:.1f} s, {state}"
+    if summary.planned is not None:
+        yield f"planned attempts, those of other processes too: {describe_counts(summary.planned.model_dump())}"
     if summary.mean_reward is not None:
         yield f"mean reward {summary.mean_reward:.3f}, deviation {summary.reward_deviation or 0.0:.3f}"
     if summary.mean_turns is not None:
         yield f"mean turns {summary.mean_turns:.1f}; {summary.num_turns} turns, {summary.turns_per_second:.1f} a second"
     yield "ends: " + (", ".join(f"{name} {number}" for name, number in summary.ends.items()) or "none")
-    if summary.num_lost:
+    if summary.planned is not None and summary.planned.lost:
         yield (
-            f"{summary.num_lost} planned attempts have no result: they were lost twice, by the environment or what it "
-            "runs on, or interruptions have taken the places of their group"
+            f"{summary.planned.lost} planned attempts have no result: they were lost twice, by the environment or what "
+            "it runs on, or their processes died each time"
         )
-    if summary.num_replayed:
-        yield f"{summary.num_replayed} attempts had been played before"
+    if summary.planned is not None and summary.planned.cancelled:
+        yield f"{summary.planned.cancelled} were cancelled: their groups began at a version that is too old by now"
     yield from (f"simulated user: {user}, {number} attempts" for user, number in summary.users.items())
     yield from (f"{name} {value:.3f}" for name, value in summary.metrics.items())
     yield from (f"{number} × {error}" for error, number in summary.errors.items())

@@ -22,6 +22,7 @@ from app.episodes.schemas import (
     NewEpisodeView,
 )
 from app.episodes.service import EpisodeFilter
+from app.episodes.views import show_with_key
 from app.feedback.feedback_writer import FeedbackWriter
 from app.models import EndReason
 from app.projects.auth import Caller, ChatCaller, DatabaseDep, GeneratingCaller, sent_credential
@@ -57,11 +58,7 @@ async def create_episode(
         view, key, is_replay = await service.create(
             session, services_of(request).get(Settings), caller, sent_credential(request), body, idempotency_key
         )
-    if is_replay:
-        response.status_code = 200
-        response.headers["idempotent-replayed"] = "true"
-    base_url = f"{request.base_url}v1/episodes/{view.id}"
-    return NewEpisodeView(**view.model_dump(), api_key=key, base_url=base_url)
+    return show_with_key(request, response, view, key, is_replay=is_replay)
 
 
 @router.get("")

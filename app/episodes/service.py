@@ -192,35 +192,57 @@ async def end(
     limits: FeedbackLimits,
     default_outcome: float | None = None,
 ) -> None:
-    """Record how an episode went; the same report again changes nothing.
-
-    An episode that a limit has ended keeps that reason, and takes the first report's outcome. Without one,
-    `default_outcome` is learned from. Raises NotFound, and Conflict for another report.
-    """
-    outcome = default_outcome if request.outcome is None else request.outcome
+    """Record how an episode went, as `record_end` does."""
 
     def write(connection: Connection) -> None:
-        columns = (Episode.state, Episode.end_reason, Episode.end_fingerprint, Episode.outcome)
-        query = select(*columns).where(Episode.id == episode_id, Episode.project_id == project_id)
-        row = connection.execute(query.with_for_update()).one_or_none()
-        if row is None:
-            raise NotFound(f"There is no episode '{episode_id}'.", param="episode_id")
-        fingerprint = _digest(request.model_dump(mode="json"))
-        if row.end_fingerprint is not None:
-            if row.end_fingerprint != fingerprint:
-                raise _other_end(episode_id, row)
-            return
-        reason = EndReason(request.reason)
-        values: dict[str, object] = {"outcome": request.outcome, "end_fingerprint": fingerprint}
-        values |= {"reported_reason": reason, "processed": False}
-        if row.state == EpisodeState.OPEN:
-            values |= {"state": EpisodeState.ENDED, "end_reason": reason, "ended_at": now()}
-        connection.execute(update(Episode).where(Episode.id == episode_id).values(values))
-        if outcome is not None:
-            _write_outcome(connection, project_id, episode_id, outcome, limits)
-        enqueue_after_commit(connection, "curate")  # feedback on it has waited for the end
+        if record_end(connection, project_id, episode_id, request, limits, default_outcome):
+            enqueue_after_commit(connection, "curate")  # feedback on it has waited for the end
 
     await db.run_write(write)
+
+
+def record_end(
+    connection: Connection,
+    project_id: str,
+    episode_id: str,
+    request: EndRequest,
+    limits: FeedbackLimits,
+    default_outcome: float | None = None,
+) -> bool:
+    """Record a report as `record_report` does, with its outcome as feedback; without one `default_outcome` is learned
+    from. Returns whether it was the first report."""
+    if not record_report(connection, project_id, episode_id, request):
+        return False
+    outcome = default_outcome if request.outcome is None else request.outcome
+    if outcome is not None:
+        _write_outcome(connection, project_id, episode_id, outcome, limits)
+    return True
+
+
+def record_report(connection: Connection, project_id: str, episode_id: str, request: EndRequest) -> bool:
+    """Record what was reported of an episode's end; the same report again changes nothing. Returns whether it was the
+    first one.
+
+    An episode that a limit has ended keeps that reason, and takes the first report's outcome. The caller enqueues
+    `curate`. Raises NotFound, and Conflict for another report.
+    """
+    columns = (Episode.state, Episode.end_reason, Episode.end_fingerprint, Episode.outcome)
+    query = select(*columns).where(Episode.id == episode_id, Episode.project_id == project_id)
+    row = connection.execute(query.with_for_update()).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no episode '{episode_id}'.", param="episode_id")
+    fingerprint = _digest(request.model_dump(mode="json"))
+    if row.end_fingerprint is not None:
+        if row.end_fingerprint != fingerprint:
+            raise _other_end(episode_id, row)
+        return False
+    reason = EndReason(request.reason)
+    values: dict[str, object] = {"outcome": request.outcome, "end_fingerprint": fingerprint}
+    values |= {"reported_reason": reason, "processed": False}
+    if row.state == EpisodeState.OPEN:
+        values |= {"state": EpisodeState.ENDED, "end_reason": reason, "ended_at": now()}
+    connection.execute(update(Episode).where(Episode.id == episode_id).values(values))
+    return True
 
 
 def _write_outcome(

@@ -45,6 +45,7 @@ from app.models.feedback import (
 )
 from app.models.line_move import LineMove
 from app.models.pin import Pin, PinKind
+from app.models.planned_run import AttemptReason, AttemptState, PlannedRun, RunAttempt
 from app.models.policy import ANSWERING, ConversationRouting, LearningMode, Policy, PolicyState
 from app.models.project import ApiKey, IdempotentRequest, Project, ProjectUsage
 from app.models.reward import Judgement, JudgementState, Reward, RewardModel, RewardModelState, RewardModelTurn

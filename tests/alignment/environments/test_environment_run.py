@@ -6,26 +6,35 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import ClassVar
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import create_engine, select, update
 
 from alignment.environments import environment_run
 from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.episode_loop import LoopEnvironment
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Agent, Environment, Limits, Outcome, StepReward, Task
+from alignment.environments.run_client import RunClient
+from alignment.environments.run_summary import RunSummary
 from alignment.environments.service_http import ServiceHttp
 from alignment.environments.worlds import InteractionWorld, StepsWorld
-from app.models import EndReason, Episode, EpisodeState, Feedback, Turn
-from tests.support import episodes
+from app.core.database_url import blocking_url
+from app.main import create_app
+from app.models import EndReason, Episode, EpisodeState, Feedback, RunAttempt, Turn
 from tests.support.deployment import Harness
 from tests.support.environments import PLAN, Endless, Faulty, Rooms, open_run
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import ScriptedEngine, serve
 
 pytestmark = pytest.mark.usefixtures("scripted")
+
+
+def lost(summary: RunSummary) -> int:
+    assert summary.planned is not None
+    return summary.planned.lost
 
 
 def rooms() -> LoopEnvironment:
@@ -44,7 +53,7 @@ async def test_attempts_at_a_task_are_a_group(harness: Harness, live_url: str) -
     assert {row.sampling for row in rows} == {"policy"}
     expected = {"environment": "rooms", "run": "run-1", "split": "test", "seed": "7"}
     assert all(row.request_metadata == expected for row in rows)
-    assert summary.ends == {"completed": 6} and summary.is_complete and summary.num_lost == 0
+    assert summary.ends == {"completed": 6} and summary.is_complete and lost(summary) == 0
     assert (summary.mean_reward, summary.mean_turns, summary.num_turns) == (0.75, 3, 18)
     assert summary.metrics == {"rooms": 3.0}
 
@@ -74,16 +83,16 @@ async def test_lost_attempt_is_repeated_once(harness: Harness, live_url: str, fa
     rows = await harness.all(Episode)
     assert [row.end_reason for row in rows] == ["infrastructure", "completed", "completed"]
     assert [row.outcome for row in rows] == [None, 1.0, 1.0]
-    assert len({row.group_id for row in rows}) == 1
+    assert [row.group_id for row in rows] == [None, "run-1/train-0", "run-1/train-0"], "it leaves its place"
     assert summary.ends == {"infrastructure": 1, "completed": 2}
-    assert summary.num_lost == 0 and summary.mean_reward == 1.0 and len(summary.errors) == 1
+    assert lost(summary) == 0 and summary.mean_reward == 1.0 and len(summary.errors) == 1
 
 
 async def test_attempt_that_is_lost_twice_is_given_up(harness: Harness, live_url: str) -> None:
     plan = replace(PLAN, num_tasks=2, concurrency=1)
     async with open_run(Faulty(["raise", "raise"]), live_url, harness.key, plan) as run:
         summary = await run.run()
-    assert summary.ends == {"infrastructure": 2, "completed": 1} and summary.num_lost == 1
+    assert summary.ends == {"infrastructure": 2, "completed": 1} and lost(summary) == 1
     [(message, number)] = summary.errors.items()
     assert number == 2 and re.fullmatch(r"KeyError: 'board' \(environments\.py:\d+ in run\)", message)
 
@@ -168,7 +177,7 @@ async def test_rewards_that_the_service_does_not_take_are_the_environments_mista
 ) -> None:
     async with open_run(Faulty([], outcome), live_url, harness.key) as run:
         summary = await run.run()
-    assert summary.ends == {"infrastructure": 2} and summary.num_lost == 1
+    assert summary.ends == {"infrastructure": 2} and lost(summary) == 1
     [message] = summary.errors
     assert "reward" in message
 
@@ -197,8 +206,9 @@ async def test_same_run_again_plays_nothing_twice(harness: Harness, live_url: st
     async with open_run(environment, live_url, harness.key, replace(plan, num_tasks=3)) as run:
         second = await run.run()
     assert environment.num_attempts == 2, "those of the third task"
-    assert (first.num_replayed, second.num_replayed, second.num_attempts) == (0, 5, 7)
-    assert second.ends == {"infrastructure": 1, "completed": 6} and second.mean_reward == 1.0
+    assert (first.num_attempts, second.num_attempts) == (5, 2)
+    assert first.planned is not None and second.planned is not None
+    assert (first.planned.done, second.planned.done, second.mean_outcome) == (4, 6, 1.0)
     assert len(await harness.all(Episode)) == 7
 
 
@@ -236,7 +246,7 @@ async def test_interrupted_attempt_is_abandoned_and_repeated_by_the_next_run(har
     assert (episode.end_reason, episode.outcome) == ("abandoned", None)
     async with open_run(Faulty([]), live_url, harness.key) as run:
         summary = await run.run()
-    assert summary.ends == {"abandoned": 1, "completed": 1} and summary.is_complete
+    assert summary.ends == {"completed": 1} and summary.is_complete
 
 
 async def test_interruptions_cost_no_try(harness: Harness, live_url: str) -> None:
@@ -246,10 +256,11 @@ async def test_interruptions_cost_no_try(harness: Harness, live_url: str) -> Non
             await interrupt(environment, run)
     async with open_run(Faulty(["raise"]), live_url, harness.key) as run:
         summary = await run.run()
-    assert summary.ends == {"abandoned": 3, "completed": 1, "infrastructure": 1} and summary.num_lost == 0
+    assert summary.ends == {"completed": 1, "infrastructure": 1} and lost(summary) == 0
+    assert [row.end_reason for row in await harness.all(Episode)] == ["abandoned"] * 3 + ["infrastructure", "completed"]
 
 
-async def test_full_group_loses_the_attempt_and_not_the_run(harness: Harness, live_url: str) -> None:
+async def test_interruptions_cost_no_place_in_the_group(harness: Harness, live_url: str) -> None:
     plan = replace(PLAN, group_size=2, concurrency=1)
     for _ in range(4):
         environment = Blocked()
@@ -257,42 +268,81 @@ async def test_full_group_loses_the_attempt_and_not_the_run(harness: Harness, li
             await interrupt(environment, run)
     async with open_run(Faulty([]), live_url, harness.key, plan) as run:
         summary = await run.run()
-    assert summary.ends == {"abandoned": 4} and summary.num_lost == 2 and summary.is_complete
+    assert summary.ends == {"completed": 2} and lost(summary) == 0 and summary.is_complete
+    groups = [row.group_id for row in await harness.all(Episode)]
+    assert groups == [None] * 4 + ["run-1/train-0"] * 2
 
 
-@pytest.mark.parametrize(
-    ("reports", "ends", "num_replayed"),
-    [
-        ([], {"abandoned": 1, "completed": 1}, 1),
-        ([{"reason": "infrastructure"}], {"completed": 1, "infrastructure": 1}, 1),
-        ([{"reason": "failed"}], {"deadline": 1}, 1),
-        ([{"reason": "deadline", "outcome": 0.5}], {"deadline": 1}, 1),
-    ],
-    ids=["nobody", "lost", "failed", "graded"],
-)
-async def test_end_that_nobody_has_reported_is_repeated(
-    harness: Harness,
-    live_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    reports: list[dict[str, object]],
-    ends: dict[str, int],
-    num_replayed: int,
-) -> None:
-    """The run was killed, and the service has ended its episode at the deadline."""
+async def test_process_that_lost_its_lease_records_nothing(harness: Harness, live_url: str) -> None:
+    """It was stopped for longer than its lease: another one has played the attempt meanwhile."""
+
+    class Slow(Faulty):
+        async def run(self, task: Task, agent: Agent) -> Outcome:
+            await super().run(task, agent)
+            async with harness.db.write() as session:
+                await session.execute(update(RunAttempt).values(lease_until=0.0))
+            async with open_run(Faulty([]), live_url, harness.key) as other:
+                assert (await other.run()).ends == {"completed": 1}
+            return Outcome(-1.0)
+
+    async with open_run(Slow([]), live_url, harness.key) as run:
+        summary = await run.run()
+    assert summary.ends == {"abandoned": 1} and summary.is_complete and lost(summary) == 0
+    assert summary.errors == {environment_run.TAKEN_OVER: 1}
+    first, second = await harness.all(Episode)
+    assert (first.end_reason, first.outcome, second.outcome) == ("infrastructure", None, 1.0)
+    assert [row.value for row in await harness.all(Feedback)] == [1.0]
+
+
+async def test_end_that_a_killed_process_has_not_reported_is_repeated(harness: Harness, live_url: str) -> None:
+    """The service has ended its episode at the deadline meanwhile."""
     environment = Blocked()
     async with open_run(environment, live_url, harness.key) as run:
-        with monkeypatch.context() as patch:
-            patch.setattr(run, "_abandon", AsyncMock())
+        with patch.object(RunClient, "release", AsyncMock()):
             await interrupt(environment, run)
     async with harness.db.write() as session:
         ended = {"state": EpisodeState.ENDED, "end_reason": EndReason.DEADLINE, "ended_at": time.time()}
         await session.execute(update(Episode).values(ended))
-    [episode] = await harness.all(Episode)
-    for report in reports:
-        await episodes.end(harness, episode.id, **report)
+        await session.execute(update(RunAttempt).values(lease_until=0.0))
     async with open_run(Faulty([]), live_url, harness.key) as run:
         summary = await run.run()
-    assert summary.ends == ends and summary.num_replayed == num_replayed
+    assert summary.ends == {"completed": 1} and summary.is_complete
+    reasons = [(row.end_reason, row.reported_reason) for row in await harness.all(Episode)]
+    assert reasons == [("deadline", "infrastructure"), ("completed", "completed")]
+
+
+async def test_leases_are_renewed_while_the_environment_blocks_the_event_loop(harness: Harness) -> None:
+    engine = create_engine(blocking_url(harness.settings.database_url))
+
+    def read_heartbeat() -> float | None:
+        with engine.connect() as connection:
+            return connection.scalar(select(RunAttempt.heartbeat_at))
+
+    class Blocking(Faulty):
+        async def run(self, task: Task, agent: Agent) -> Outcome:
+            claimed_at = read_heartbeat()
+            while read_heartbeat() == claimed_at:
+                time.sleep(0.01)
+            return await super().run(task, agent)
+
+    settings = harness.settings.replace({"workers.lease_seconds": 2.0})
+    with serve(create_app(settings), lifespan="on") as url:
+        async with open_run(Blocking([]), url, harness.key) as run:
+            summary = await run.run()
+    engine.dispose()
+    assert summary.is_complete and summary.planned is not None and summary.planned.done == 1
+
+
+async def test_environment_with_fewer_tasks_is_played_to_its_end(harness: Harness, live_url: str) -> None:
+    class Three(Faulty):
+        def tasks(self, split: str, seed: int) -> Iterator[Task]:
+            return islice(super().tasks(split, seed), 3)
+
+    for _ in range(2):
+        async with open_run(Three([]), live_url, harness.key, replace(PLAN, num_tasks=9, group_size=2)) as run:
+            summary = await run.run()
+        assert summary.is_complete and summary.planned is not None and summary.planned.done == 6
+    assert len(await harness.all(Episode)) == 6
 
 
 async def test_no_more_attempts_are_begun_than_the_environment_can_serve(harness: Harness, live_url: str) -> None:
@@ -331,7 +381,7 @@ async def test_engine_that_is_down_is_infrastructure(harness: Harness, live_url:
     environment = LoopEnvironment(lambda: StepsWorld(Rooms()), ServiceHttp(patience=0.0))
     async with open_run(environment, live_url, harness.key) as run:
         summary = await run.run()
-    assert summary.ends == {"infrastructure": 2} and summary.num_lost == 1
+    assert summary.ends == {"infrastructure": 2} and lost(summary) == 1
 
 
 async def test_listing_of_tasks_does_not_hold_up_attempts(harness: Harness, live_url: str) -> None:

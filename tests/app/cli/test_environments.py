@@ -52,9 +52,15 @@ async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
     assert {(row.version_rule, row.max_turns, row.group_size) for row in episodes} == {("leash", 2, 2)}
     assert {row.request_metadata["environment"] for row in episodes} == {ROOMS}
     status, output, errors = await play(*options, "--json")
-    assert status == 0 and json.loads(output)["num_replayed"] == 4, errors
+    again = json.loads(output)
+    assert (status, again["num_attempts"], again["planned"]["done"]) == (0, 0, 4), errors
     status, _, errors = await play(*options[:-1], '{"num_rooms": 5}')
-    assert status == 1 and "a run of this name was begun with another environment, arguments, user" in errors
+    assert status == 1 and "The run 'one' was begun with another 'metadata.arguments'" in errors
+    [row] = json.loads(run(app, ["environments", "runs", "--json"]).output)
+    assert (row["name"], row["attempts"]["done"], row["is_complete"]) == ("one", 4, True)
+    shown = run(app, ["environments", "show", "one"]).output
+    assert "attempts: 0 waiting, 0 under way, 4 done, 0 lost, 0 cancelled" in shown and "max_turns 4" in shown
+    assert f"environment: {ROOMS}" in shown and "limits of an attempt: max_turns 2, deadline_seconds 3600" in shown
 
 
 @pytest.mark.usefixtures("cli_harness", "scripted")
@@ -105,7 +111,7 @@ def test_mistakes_of_the_user(arguments: list[str], message: str) -> None:
 
 def test_summary_names_the_simulated_users() -> None:
     results = [Result("task", f"ep-{n}", "completed", 1.0, 2, 9, user="model guest@v3") for n in range(2)]
-    lines = list(render(summarize("run-1", results, 0, 1.0, is_complete=True)))
+    lines = list(render(summarize("run-1", results, 1.0, None)))
     assert "simulated user: model guest@v3, 2 attempts" in lines
 
 

@@ -30,6 +30,12 @@ NOT_AUDITED = {
     "POST /v1/episodes/{episode_id}/chat/completions": APPLICATION,
     "POST /v1/episodes/{episode_id}/responses": APPLICATION,
     "POST /v1/episodes/{episode_id}/end": APPLICATION,
+    "POST /v1/environments/runs": APPLICATION,
+    "POST /v1/environments/runs/{run}/claim": APPLICATION,
+    "POST /v1/environments/runs/{run}/renew": APPLICATION,
+    "POST /v1/environments/runs/{run}/attempts/{attempt_id}/start": APPLICATION,
+    "POST /v1/environments/runs/{run}/attempts/{attempt_id}/finish": APPLICATION,
+    "POST /v1/environments/runs/{run}/attempts/{attempt_id}/release": APPLICATION,
     "POST /v1/feedback": APPLICATION,
     "POST /v1/feedback/batch": APPLICATION,
 }

@@ -25,9 +25,11 @@ from app.models import (
     FeedbackKey,
     Pin,
     PinKind,
+    PlannedRun,
     Policy,
     Project,
     RolloutPlan,
+    RunAttempt,
     Sample,
     SampleState,
     Turn,
@@ -72,6 +74,15 @@ def body(route: str, name: str, kind: str, content: dict[str, Any]) -> Probe:
 
 
 EPISODE = "/v1/episodes/{episode_id}"
+RUNS = "/v1/environments/runs"
+RUN = f"{RUNS}/{{run}}"
+ATTEMPT = f"{RUN}/attempts/{{attempt_id}}"
+OWN_RUN, OTHER_RUN, ATTEMPT_ID = "run-1111111111", "run-7777777777", f"att-{'7' * 32}"
+ATTEMPT_BODIES: dict[str, dict[str, Any]] = {
+    "start": {"fence": 1, "task": "t"},
+    "finish": {"fence": 1},
+    "release": {"fence": 1},
+}
 OF_OWN = {"model": "shop"}
 COMPLETION = "/v1/chat/completions/{completion_id}"
 POLICY = "/v1/policies/{name}"
@@ -79,6 +90,7 @@ PLANS = f"{POLICY}/rollouts/plans"
 PINS = f"{POLICY}/pins"
 PIN = {"kind": "user", "subject": "bob", "version": 0}
 EVENT = {"event": "training.halted", "body": "{}", "due_at": 0.0}
+LEASE = {"lease_owner": "other", "lease_until": 1e12, "fence": 1}
 VERBS = ("pause", "resume", "cancel")
 WEBHOOK = "/v1/webhooks/{webhook_id}"
 OWN_WEBHOOK, OTHER_WEBHOOK, DELIVERY = f"whk-{'1' * 32}", f"whk-{'7' * 32}", f"msg-{'7' * 32}"
@@ -115,6 +127,14 @@ PROBES = [
     path(f"POST {EPISODE}/chat/completions", "episode_id", "episode", {"messages": HELLO, **OF_OWN}),
     path(f"POST {EPISODE}/responses", "episode_id", "episode", {"input": "hi", **OF_OWN}),
     path(f"GET {EPISODE}/models", "episode_id", "episode"),
+    body(f"POST {RUNS}", "policy", "policy", {"policy": ID, "name": "mine", "num_tasks": 1}),
+    query(f"GET {RUNS}", "after", "run"),
+    path(f"GET {RUN}", "run", "run"),
+    path(f"POST {RUN}/claim", "run", "run", {"owner": "one"}),
+    path(f"POST {RUN}/renew", "run", "run", {"leases": []}),
+    body(f"POST {RUN}/renew", "leases", "attempt", {"leases": [{"id": ID, "fence": 1}]}),
+    *(path(f"POST {ATTEMPT}/{verb}", "run", "run", content) for verb, content in ATTEMPT_BODIES.items()),
+    *(path(f"POST {ATTEMPT}/{verb}", "attempt_id", "attempt", content) for verb, content in ATTEMPT_BODIES.items()),
     body("POST /v1/feedback", "completion_id", "completion", {"completion_id": ID, **VOTE}),
     body("POST /v1/feedback", "request_id", "request", {"request_id": ID, **VOTE}),
     body(
@@ -350,6 +370,8 @@ class OtherProject:
     webhook: str
     delivery: str
     episode: str
+    run: str
+    attempt: str
 
 
 @pytest.fixture
@@ -377,6 +399,10 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         session.add(plan(policy))
         session.add(pin(version, project))
         session.add(episode(policy))
+        own_policy = (await session.scalars(select(Policy).where(Policy.name == "shop"))).one()
+        session.add_all([planned_run(OWN_RUN, own_policy), planned_run(OTHER_RUN, policy)])
+        await session.flush()
+        session.add(RunAttempt(id=ATTEMPT_ID, run_id=OTHER_RUN, task_index=0, attempt_index=0, **LEASE))
         session.add(webhook(OWN_WEBHOOK, own_completion.project_id))
         session.add(webhook(OTHER_WEBHOOK, project.id))
         await session.flush()
@@ -404,7 +430,14 @@ async def other(harness: Harness) -> AsyncIterator[OtherProject]:
         webhook=OTHER_WEBHOOK,
         delivery=DELIVERY,
         episode=f"ep-{'7' * 32}",
+        run=OTHER_RUN,
+        attempt=ATTEMPT_ID,
     )
+
+
+def planned_run(name: str, policy: Policy) -> PlannedRun:
+    same = {"project_id": policy.project_id, "policy_id": policy.id, "plan": {"policy": policy.name}}
+    return PlannedRun(id=name, name=name, num_tasks=1, num_added=1, **same)
 
 
 def webhook(id: str, project_id: str) -> WebhookEndpoint:
@@ -471,6 +504,7 @@ async def ask(harness: Harness, probe: Probe, id: str, own: str, auth: dict[str,
         "{number}", "1" if "reward-models" in route else "0"
     )
     route = route.replace("{webhook_id}", OTHER_WEBHOOK if auth else OWN_WEBHOOK).replace("{delivery_id}", DELIVERY)
+    route = route.replace("{run}", OTHER_RUN if auth else OWN_RUN).replace("{attempt_id}", ATTEMPT_ID)
     params, content = fill(probe.query, id, own), fill(probe.body, id, own)
     return await harness.api.request(method, route, params=params, json=content, headers=auth)
 

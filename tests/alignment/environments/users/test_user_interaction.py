@@ -11,6 +11,7 @@ import pytest
 from alignment.environments.attempts import Attempt, ChatEndpoint, derive_seed
 from alignment.environments.environment_run import EnvironmentRun
 from alignment.environments.episode_loop import LoopEnvironment
+from alignment.environments.errors import ServiceRefusal
 from alignment.environments.open_environment import open_environment
 from alignment.environments.protocols import Agent, Feedback, Limits, Message, Observation, Outcome, Task
 from alignment.environments.service_http import ServiceHttp
@@ -164,8 +165,8 @@ async def test_same_seed_is_the_same_dialogue(harness: Harness, live_url: str, t
 async def test_run_does_not_go_on_with_another_user(harness: Harness, live_url: str) -> None:
     await play(harness, live_url, {})
     run = await play(harness, live_url, {})
-    assert run.summary().num_replayed == 1 and run.summary().users == {"scripted": 1}
-    with pytest.raises(Exception, match="was begun with another environment, arguments, user"):
+    assert run.summary().is_complete and run.summary().num_attempts == 0
+    with pytest.raises(ServiceRefusal, match="was begun with another description of its attempts, such as another sim"):
         await play(harness, live_url, {"user_model": "shop@v0"})
 
 
@@ -313,7 +314,7 @@ async def test_limit_of_the_dialogue_is_a_limit(harness: Harness, live_url: str,
     assert orders.dialogues[0][-1]["role"] == "assistant", "what the agent has not seen is left out"
     [episode] = await harness.all(Episode)
     assert (episode.end_reason, episode.outcome) == ("max_turns", 0.5)
-    assert orders.closed == ["closed"] * 2, "that of the description, too"
+    assert orders.closed == ["closed"] * 3, "those of the descriptions, too: of the run, and of the attempt"
 
 
 @pytest.mark.usefixtures("scripted")
@@ -321,11 +322,12 @@ async def test_task_without_a_user_is_lost_alone(harness: Harness, live_url: str
     environment = LoopEnvironment(lambda: InteractionWorld(Orders()))
     async with open_run(environment, live_url, harness.key, replace(PLAN, num_tasks=2)) as run:
         summary = await run.run()
-    assert summary.ends == {"infrastructure": 1, "max_turns": 1} and summary.num_lost == 1
+    assert summary.ends == {"infrastructure": 2, "max_turns": 1}
+    assert summary.planned is not None and summary.planned.lost == 1
     [message] = summary.errors
     assert re.fullmatch(r"KeyError: 'order' \(test_user_interaction\.py:\d+ in user\)", message)
-    [lost] = [result for result in run.results if result.is_lost]
-    assert lost.task == "without-order" and lost.traceback is not None
+    lost = [result for result in run.results if result.is_lost]
+    assert {result.task for result in lost} == {"without-order"} and lost[0].traceback is not None
     assert [row.task for row in await harness.all(Episode)] == ["4711"]
 
 
@@ -343,7 +345,7 @@ async def test_description_that_is_no_metadata_is_the_environments_mistake(
 
     async with open_run(Describing([]), live_url, harness.key) as run:
         summary = await run.run()
-    assert summary.ends == {"infrastructure": 1}
+    assert summary.ends == {"infrastructure": 2}
     [message] = summary.errors
     assert message.startswith("ValueError: describe_attempt must return")
 
