@@ -125,7 +125,8 @@ async def view_runs(session: AsyncSession, settings: Settings, runs: Sequence[Pl
     state = case((is_under_way, UNDER_WAY), else_=RunAttempt.state)
     counting = select(RunAttempt.run_id, state, func.count()).where(RunAttempt.run_id.in_(ids))
     counts: dict[str, dict[str, int]] = {id: {} for id in ids}
-    for run_id, name, number in await session.execute(counting.group_by(RunAttempt.run_id, state)):
+    counting = counting.group_by(RunAttempt.run_id, state).order_by(RunAttempt.run_id, state)
+    for run_id, name, number in await session.execute(counting):
         counts[run_id][name] = number
     ending = (
         select(RunAttempt.run_id, Episode.end_reason, func.count(), func.count(Episode.outcome))
@@ -133,7 +134,7 @@ async def view_runs(session: AsyncSession, settings: Settings, runs: Sequence[Pl
         .join(Episode, Episode.id == RunAttempt.episode_id)
         .where(RunAttempt.run_id.in_(ids), RunAttempt.state == AttemptState.DONE)
         .group_by(RunAttempt.run_id, Episode.end_reason)
-        .order_by(Episode.end_reason)
+        .order_by(RunAttempt.run_id, Episode.end_reason)
     )
     ends: dict[str, list[tuple[str, int, int, float]]] = {id: [] for id in ids}
     for run_id, reason, number, num_graded, total in await session.execute(ending):

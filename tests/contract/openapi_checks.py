@@ -40,7 +40,7 @@ RULES_BEYOND_THE_SCHEMA = re.compile(
             "content is missing|top_logprobs needs",
             "tool_choice (names|requires)|two tools have the same name|tool_calls: List should have at most 128",
             "value: (a comparison takes|a ranking takes|a completion is named twice|.* is not between)",
-            "scale: the first number must be lower",
+            "scale: the first number must be lower|outcome: an episode that ends as",
             "only the deployment's own settings",
             "is in force; only the operator|more than the deployment's|a key is sent only to the address",
             "known rules are|a learned source cannot|is not one of the sources",

@@ -101,7 +101,7 @@ async def test_calls_of_tools_are_steps_that_are_paid() -> None:
     assert (outcome.reward, outcome.reason) == (1.0, "completed")
 
 
-async def test_environment_with_actions_may_have_tools_beside_them() -> None:
+async def test_environment_with_actions_may_have_tools_too() -> None:
     read = {"name": "read_note", "arguments": '{"name": "city"}'}
     agent = Dialogue({"tool_calls": [{"id": "call-1", "type": "function", "function": read}]}, "Lisbon")
     async with replay(recordings()["notes"]) as url:
