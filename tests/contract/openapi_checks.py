@@ -85,11 +85,6 @@ def send_bytes(ctx: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
 
 
-def schema_of(path: str) -> Any:
-    """Return the schema of the operations of one path."""
-    return schemathesis.openapi.from_dict(document | {"paths": {path: finite[path]}})
-
-
 def use_known_names(case: Any) -> None:
     """Use existing names, so that a case gets further than a 404: random names are all unknown."""
     for part in (case.path_parameters, case.query, case.body):

@@ -4,13 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, settings
 
 from tests.contract.harness import ContractHarness, requests_sent_to
-from tests.contract.openapi_checks import EXAMPLES, call_and_validate, finite, schema, schema_of
-
-operations_of_path = schemathesis.pytest.from_fixture("schema_of_path")
+from tests.contract.openapi_checks import EXAMPLES, call_and_validate, schema
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,17 +16,7 @@ def route_requests_to_harness(deployment: ContractHarness) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=sorted(finite))
-def schema_of_path(request: pytest.FixtureRequest) -> Any:
-    """Return the schema of each path in turn.
-
-    Cases are generated when its test runs. When all operations are collected, each test process would generate all.
-    """
-    request.node._nodeid = request.node.nodeid  # schemathesis wants it, and pytest 9.2 no longer has it
-    return schema_of(request.param)
-
-
-@operations_of_path.parametrize()
+@schema.parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES <= 50, suppress_health_check=list(HealthCheck))
 def test_every_operation_conforms_to_the_document(case: Any, deployment: ContractHarness) -> None:
     call_and_validate(case, deployment)
