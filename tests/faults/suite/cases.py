@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.suite import messages, outages, shim
+from tests.faults.suite import messages, outages, planned_runs, shim
 from tests.faults.suite.services import Services
 
 Row = dict[str, Any]
@@ -44,8 +44,8 @@ async def run_on(where: str, case: Callable[..., Awaitable[Row]], folder: Path, 
     return row | {"case": f"{row['case']}, {where}"}
 
 
-def make_cases(seed: int) -> dict[tuple[str, str], Case]:
-    """Return the cases by part and name."""
+def make_cases(seed: int, num_episodes: int) -> dict[tuple[str, str], Case]:
+    """Return the cases by part and name. `num_episodes`: of each planned run, of which each process is killed 1 %."""
     cases: dict[tuple[str, str], Case] = {("disk", fault): partial(run_disk_case, fault=fault) for fault in FAULTS}
 
     def add_message_case(name: str, where: str, case: Callable[..., Awaitable[Row]], *arguments: Any) -> None:
@@ -65,6 +65,10 @@ def make_cases(seed: int) -> dict[tuple[str, str], Case]:
     ):
         name = " ".join(f"{kind}{seconds // HOUR:+d}" for kind, seconds in skew.items())
         add_message_case(f"clocks {name}", "services", messages.skew_clocks, 15.0, skew)
+    planned = planned_runs.Planned(num_episodes // planned_runs.GROUP_SIZE, num_episodes // 100)
+    for where in ("embedded", "services"):
+        play = partial(planned_runs.play_under_kills, where=where, seed=seed, planned=planned)
+        cases["episodes", f"kills, {where}"] = play
     for name in outages.CASES:
         cases["services", name] = partial(outages.run_outage, case=name, seed=seed)
     return cases

@@ -30,6 +30,7 @@ from app.models import (
     Version,
     VersionState,
 )
+from app.privacy.retention_files import WITHOUT_STATE
 
 
 @dataclass
@@ -159,6 +160,8 @@ def _check_used_twice(
     for version in versions:
         if version.adapter_path is None or not Path(version.adapter_path).exists():
             continue
+        if version.adapter_path.endswith(WITHOUT_STATE):
+            continue  # retention has removed the state of an old version
         learned = Counter(read_trained_turns(Path(version.adapter_path)))
         expected = Counter(_expected_turns(version, by_id, batch_turns))
         used_twice += sum(count > 1 for count in learned.values())

@@ -16,7 +16,7 @@ from tests.faults.suite.cases import make_cases
 from tests.faults.suite.deployment import KINDS, Deployment, make_settings
 from tests.faults.suite.services import Services
 
-PARTS = ("kills", "services", "disk", "messages", "engines")
+PARTS = ("kills", "services", "disk", "messages", "episodes", "engines")
 WHERE = ("embedded", "services")
 # The shortest run that has every part but the real engine: some minutes.
 SHORT_RESULTS = Path(".attune/faults-short.jsonl")
@@ -74,7 +74,7 @@ async def run_kills(results: ResultFile, options: argparse.Namespace, where: str
 
 async def run_others(results: ResultFile, options: argparse.Namespace, parts: list[str]) -> None:
     done = {(row["part"], row.get("name")) for row in results.read()}
-    for (part, name), case in make_cases(options.seed).items():
+    for (part, name), case in make_cases(options.seed, options.episodes).items():
         if part not in parts or (part, name) in done or options.only not in name:
             continue
         if options.short and (part, name) not in SHORT_CASES:
@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--kills", type=int, default=300, help="of each kind, in each deployment")
     parser.add_argument("--engine-kills", type=int, default=100, help="of the real engine, two replicas together")
+    parser.add_argument("--episodes", type=int, default=10_000, help="of each planned run; a kill of each kind for 100")
     parser.add_argument("--seconds", type=float, default=300.0, help="duration of a round of kills")
     parser.add_argument("--rounds", type=int, default=0, help="the maximum number of rounds of kills; 0: no limit")
     parser.add_argument("--together", action="store_true", help="kill all kinds concurrently")
