@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
@@ -32,13 +32,13 @@ from alignment.environments.protocols import (
     Task,
 )
 from alignment.environments.tools.base import JsonObject, ToolSchema
+from alignment.environments.typed_answers import Model, read_answer
 from alignment.environments.worlds import LOWEST_REWARD, StepsWorld
 from alignment.errors import UnavailableEnvironment
 
 TASKS_AT_A_TIME = 100
 RUN_SECONDS = 60.0  # beyond the deadline, in which an environment can notice it and score the attempt
 SEED_BITS = 31
-Model = TypeVar("Model", bound=BaseModel)
 JSON_VALUE: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 ROW: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
 
@@ -268,16 +268,6 @@ class ForeignEnvironment(Environment):
 
     async def close(self) -> None:
         await self._pool.close()
-
-
-def read_answer(model: type[Model], answer: JsonValue, label: str) -> Model:
-    """Return an answer with its types. Raises InfrastructureFailure if it has others."""
-    try:
-        return model.model_validate(answer)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InfrastructureFailure(f"{label} has answered with a wrong {where}: {first['msg']}") from error
 
 
 def _task_on_wire(task: Task) -> JsonObject:

@@ -26,6 +26,7 @@ from alignment.environments.protocols import Environment, Message, Observation, 
 from alignment.environments.tools.base import JsonObject
 from alignment.environments.tools.result_text import cut_text
 from alignment.environments.tools.tool_calls import AssistantMessage, ToolCall, read_arguments
+from alignment.environments.typed_answers import first_problem
 from alignment.environments.worlds import LOWEST_REWARD, StepsWorld
 from alignment.errors import UnavailableEnvironment
 
@@ -244,9 +245,8 @@ def open_openenv(rest: str, arguments: JsonObject, _: HostConfig | None) -> Envi
     try:
         taken = OpenEnvArguments.model_validate(named | arguments)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UnavailableEnvironment(f"the argument {where} of an OpenEnv environment: {first['msg']}") from error
+        where, problem = first_problem(error)
+        raise UnavailableEnvironment(f"the argument {where} of an OpenEnv environment: {problem}") from error
     try:
         url = httpx2.URL(address)
     except httpx2.InvalidURL as error:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import orjson
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, ValidationError
@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, ValidationEr
 from alignment.environments.errors import InfrastructureFailure
 from alignment.environments.http_client import CONNECT_SECONDS, MAX_BODY_BYTES, default_ssl_context
 from alignment.environments.tools.base import JsonObject
+from alignment.environments.typed_answers import read_answer
 from alignment.errors import UnavailableEnvironment
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ CLOSE_SECONDS = 5.0  # until the server has closed its environment
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 2.0
 MAX_MESSAGE_CHARS = 300
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class RefusedAction(Exception):
@@ -113,7 +113,7 @@ class OpenEnvSession:
             if failure.error.code == REFUSED_ACTION:
                 raise RefusedAction(_describe_fields(failure.error)) from failure
             raise _to_infrastructure(failure.error) from failure
-        return _read(Observed, answer)
+        return read_answer(Observed, answer, NOUN)
 
     async def state(self) -> JsonObject:
         """Return the environment's state."""
@@ -130,7 +130,7 @@ class OpenEnvSession:
             if failure.error.code == UNKNOWN_TYPE:
                 return JsonRpcResponse(error=JsonRpcError(message=failure.error.message))
             raise _to_infrastructure(failure.error) from failure
-        return _read(JsonRpcResponse, answer)
+        return read_answer(JsonRpcResponse, answer, NOUN)
 
     async def close(self) -> None:
         """End the session. Its place is free when the server has ended the connection."""
@@ -144,7 +144,7 @@ class OpenEnvSession:
         await self._connection.close()
 
     async def _reset(self, parameters: JsonObject, seconds: float) -> Observed:
-        return _read(Observed, await self._ask("reset", parameters, seconds))
+        return read_answer(Observed, await self._ask("reset", parameters, seconds), NOUN)
 
     async def _ask(self, kind: str, data: JsonObject | None = None, seconds: float | None = None) -> JsonObject:
         """Return the data of the answer. Raises _ServerFailure."""
@@ -166,7 +166,7 @@ class OpenEnvSession:
         except ValidationError as error:
             raise InfrastructureFailure(f"{NOUN} has answered {kind} with what is no message") from error
         if answer.type == "error":
-            raise _ServerFailure(_read(ServerError, answer.data))
+            raise _ServerFailure(read_answer(ServerError, answer.data, NOUN))
         return answer.data
 
 
@@ -214,15 +214,6 @@ async def _connect(url: str) -> ClientConnection:
         )
     except (OSError, TimeoutError, WebSocketException) as error:
         raise InfrastructureFailure(f"{NOUN} does not answer ({type(error).__name__})") from error
-
-
-def _read(model: type[Model], data: JsonObject) -> Model:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InfrastructureFailure(f"{NOUN} has answered with a wrong {where}: {first['msg']}") from error
 
 
 def _describe_fields(error: ServerError) -> str:
