@@ -13,6 +13,7 @@ from app.core.jobs import TaskName, enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.datasets import removal
+from app.environments import expired_leases
 from app.feedback import settled_votes, token_counts
 from app.models import (
     LOST_REASON,
@@ -58,6 +59,7 @@ async def reconcile(db: Database, settings: Settings) -> None:
     steps: dict[str, Callable[[Database, Settings], Awaitable[object]]] = {
         "quarantine_poisoned": batches.quarantine_poisoned,
         "close_lost_turns": _close_lost_turns,
+        "settle_expired_attempts": expired_leases.settle_attempts,
         "end_expired_episodes": lambda db, _: episode_limits.end_expired(db),
         "mark_silent_engines_down": _mark_silent_engines_down,
         "enqueue_tasks": _enqueue_tasks,

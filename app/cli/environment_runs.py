@@ -1,4 +1,4 @@
-"""`attune environments runs` and `show`: how far the runs of environments are."""
+"""`attune environments runs`, `show`, `attempts` and `cancel`: how far the runs of environments are, and their end."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated
@@ -26,6 +26,19 @@ LIST_COLUMNS = (
     Column("created", lambda row: format_time(row["created_at"])),
 )
 
+ATTEMPT_COLUMNS = (
+    Column("attempt", "id", no_wrap=True),
+    Column("task", "task_index", right=True),
+    Column("name of the task", lambda row: (row["episode"] or {}).get("task")),
+    Column("state", lambda row: "under way" if row["is_under_way"] else row["state"]),
+    Column("reason", "reason"),
+    Column("lost tries", lambda row: row["num_failed"] + row["num_expired"], right=True),
+    Column("episode", lambda row: (row["episode"] or {}).get("id"), no_wrap=True),
+    Column("end", lambda row: (row["episode"] or {}).get("end_reason")),
+    Column("outcome", lambda row: (row["episode"] or {}).get("outcome"), "{:.3f}", right=True),
+)
+RunName = Annotated[str, typer.Argument(help="its name")]
+
 
 def list_runs(
     limit: Annotated[int, typer.Option(min=1, max=100, help="how many, the newest first")] = 20, json: Json = False
@@ -34,9 +47,28 @@ def list_runs(
     print_list("runs", LIST_COLUMNS, Api().get(RUNS, limit=limit, order="desc")["data"], json)
 
 
-def show_run(run: Annotated[str, typer.Argument(help="its name")], json: Json = False) -> None:
+def show_run(run: RunName, json: Json = False) -> None:
     """Show one run: its plan, and its attempts by state."""
-    print_object(Api().get(f"{RUNS}/{quote(run, safe='')}"), json, _render)
+    print_object(Api().get(_path(run)), json, _render)
+
+
+def list_attempts(
+    run: RunName,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="how many")] = 20,
+    after: Annotated[str | None, typer.Option(help="the id of an attempt: those that follow it")] = None,
+    json: Json = False,
+) -> None:
+    """List the attempts of a run that were claimed, in the order of tasks."""
+    print_list("attempts", ATTEMPT_COLUMNS, Api().get(f"{_path(run)}/attempts", limit=limit, after=after)["data"], json)
+
+
+def cancel_run(run: RunName, json: Json = False) -> None:
+    """Cancel a run: no attempt of it begins any more. Those under way go on, and count."""
+    print_object(Api().post(f"{_path(run)}/cancel", {}), json, _render)
+
+
+def _path(run: str) -> str:
+    return f"{RUNS}/{quote(run, safe='')}"
 
 
 def describe_counts(attempts: Mapping[str, int]) -> str:
@@ -46,6 +78,8 @@ def describe_counts(attempts: Mapping[str, int]) -> str:
 
 def _render(row: Row) -> Iterator[str]:
     state = "complete" if row["is_complete"] else "not complete"
+    if row["cancelled_at"] is not None:
+        state += f", cancelled {format_time(row['cancelled_at'])}"
     yield f"run {row['name']} of {row['policy']}, created {format_time(row['created_at'])}: {state}"
     yield f"attempts: {describe_counts(row['attempts'])}"
     yield f"{row['num_tasks']} tasks, each {row['group_size']} times; split {row['split']!r}, seed {row['seed']}"

@@ -28,7 +28,7 @@ from alignment.environments.service_http import ServiceHttp
 from alignment.environments.tools.base import JsonObject
 from alignment.errors import UnavailableEnvironment
 from app.cli.client import CommandError, load_api_key, service_url, tls_context
-from app.cli.environment_runs import describe_counts, list_runs, show_run
+from app.cli.environment_runs import cancel_run, describe_counts, list_attempts, list_runs, show_run
 from app.cli.options import Json, PolicyName, parse_json
 from app.cli.output import print_object
 from app.core.settings import Settings, get_settings
@@ -36,6 +36,8 @@ from app.core.settings import Settings, get_settings
 environments = typer.Typer(no_args_is_help=True, help="Play tasks of environments with a policy, and learn from it.")
 environments.command("runs")(list_runs)
 environments.command("show")(show_run)
+environments.command("attempts")(list_attempts)
+environments.command("cancel")(cancel_run)
 VersionRule = Literal["follow", "leash", "pin"]
 PROGRESS_LINES = 20
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C has ended

@@ -66,9 +66,12 @@ async def claim(
     is_own = (RunAttempt.lease_owner == owner, ~lease_is_free(RunAttempt))
     if (held := await session.scalar(select(RunAttempt).where(*is_open, *is_own))) is not None:
         return held, False
+    if run.cancelled_at is not None:
+        is_under_way = exists().where(*is_open, ~lease_is_free(RunAttempt))
+        return None, not await session.scalar(select(is_under_way))
     while (attempt := await _next_free(session, run)) is not None:
         if attempt.lease_owner is not None:
-            await _settle_expired(session, project_id, attempt)
+            await settle_expired(session, project_id, attempt)
             continue
         if await _is_of_stale_group(session, settings, run, attempt):
             await _cancel_group(session, run, attempt)
@@ -114,7 +117,7 @@ async def _next_free(session: AsyncSession, run: PlannedRun) -> RunAttempt | Non
     return attempt
 
 
-async def _settle_expired(session: AsyncSession, project_id: str, attempt: RunAttempt) -> None:
+async def settle_expired(session: AsyncSession, project_id: str, attempt: RunAttempt) -> None:
     """Take the attempt from a process that has died, or lost its connection: its try is lost, unless it was reported.
 
     The try costs no repetition of those that the environment has.
@@ -143,9 +146,14 @@ async def lose_try(session: AsyncSession, project_id: str, attempt: RunAttempt, 
     elif episode.reported_reason not in LOST_REASONS:
         attempt.state, attempt.reason = AttemptState.DONE, None
         return
-    await session.execute(update(Episode).where(Episode.id == episode.id).values(group_id=None))
+    await leave_group(session, episode.id)
     if attempt.state == AttemptState.OPEN:
         attempt.episode_id = None
+
+
+async def leave_group(session: AsyncSession, episode_id: str) -> None:
+    """Remove the episode of a lost try from its group, where the next try takes its place."""
+    await session.execute(update(Episode).where(Episode.id == episode_id).values(group_id=None))
 
 
 async def _is_of_stale_group(session: AsyncSession, settings: Settings, run: PlannedRun, attempt: RunAttempt) -> bool:

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from app.core.errors import ERROR_RESPONSES
 from app.core.http import json_body, services_of
 from app.core.settings import Settings
-from app.environments import claims, service, tries
+from app.environments import attempt_views, claims, service, tries
 from app.environments.schemas import (
+    AttemptList,
     AttemptView,
     ClaimRequest,
     ClaimView,
@@ -81,6 +82,30 @@ async def get_run(request: Request, run: Run, caller: ChatCaller, db: DatabaseDe
         return await service.view_run(session, services_of(request).get(Settings), row)
 
 
+@router.post("/{run}/cancel")
+async def cancel_run(request: Request, run: Run, caller: ChatCaller, db: DatabaseDep) -> RunView:
+    """Cancel a run: no attempt of it begins any more. Those under way go on, and count."""
+    async with db.write() as session:
+        row = await service.cancel(session, caller.project_id, run)
+        return await service.view_run(session, services_of(request).get(Settings), row)
+
+
+@router.get("/{run}/attempts")
+async def list_attempts(
+    run: Run,
+    caller: ChatCaller,
+    db: DatabaseDep,
+    after: Annotated[str | None, Query(min_length=1, max_length=48, description="the id of an attempt")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "asc",
+) -> AttemptList:
+    """List the attempts that were claimed at least once, in the order of tasks."""
+    async with db.read() as session:
+        row = await service.get_run(session, caller.project_id, run)
+        views = await attempt_views.list_page(session, row, after=after, limit=limit, newest_first=order == "desc")
+    return AttemptList.from_rows(views, limit)
+
+
 @router.post("/{run}/claim")
 async def claim_attempt(
     request: Request,
@@ -93,7 +118,9 @@ async def claim_attempt(
     settings = services_of(request).get(Settings)
     async with db.write() as session:
         attempt, is_complete = await claims.claim(session, settings, caller.project_id, run, body.owner, body.num_tasks)
-        view = None if attempt is None else await tries.build_view(session, caller.project_id, attempt)
+        view = None
+        if attempt is not None:
+            view = await attempt_views.view_attempt(session, caller.project_id, run, attempt.id)
     return ClaimView(attempt=view, is_complete=is_complete, lease_seconds=settings.workers.lease_seconds)
 
 
@@ -152,9 +179,10 @@ async def finish_attempt(
             settings = services_of(request).get(Settings)
             failure_outcome = await service.read_failure_outcome(session, settings, caller.project_id, run)
     limits = services_of(request).get(FeedbackWriter).limits
-    episode_id = await tries.finish(db, limits, caller.project_id, run, attempt_id, body, failure_outcome)
+    async with db.write() as session:
+        episode_id = await tries.finish(session, limits, caller.project_id, run, attempt_id, body, failure_outcome)
     async with db.read() as session:
-        return await tries.view_attempt(session, caller.project_id, run, attempt_id, episode_id)
+        return await attempt_views.view_attempt(session, caller.project_id, run, attempt_id, episode_id)
 
 
 @router.post("/{run}/attempts/{attempt_id}/release")
@@ -168,4 +196,4 @@ async def release_attempt(
     """Give a claimed attempt back, to be played again. Its episode ends as abandoned, and the try does not count."""
     async with db.write() as session:
         await tries.release(session, caller.project_id, run, attempt_id, body.fence)
-        return await tries.view_attempt(session, caller.project_id, run, attempt_id)
+        return await attempt_views.view_attempt(session, caller.project_id, run, attempt_id)

@@ -101,7 +101,10 @@ class AttemptCounts(BaseModel):
     under_way: int
     done: int
     lost: int = Field(description="every try was lost")
-    cancelled: int = Field(description="not begun, since their group would be too old to be learned from")
+    cancelled: int = Field(
+        description="not played: the run was cancelled, their group would be too old to be learned from, or the "
+        "environment has no such task"
+    )
 
 
 class RunView(BaseModel):
@@ -121,6 +124,7 @@ class RunView(BaseModel):
     is_complete: bool = Field(description="no attempt is left to be played")
     lease_seconds: float = Field(description="an attempt that nobody renews for so long is played again")
     created_at: float
+    cancelled_at: float | None
 
 
 class RunList(Page[RunView]):
@@ -133,9 +137,16 @@ class AttemptView(BaseModel):
     task_index: int
     attempt_index: int
     state: Literal["open", "done", "lost", "cancelled"]
-    reason: str | None
+    reason: str | None = Field(description="why it is lost or cancelled")
+    is_under_way: bool = Field(description="open, and a process holds its lease")
     fence: int
+    num_failed: int = Field(description="tries that were reported as lost")
+    num_expired: int = Field(description="tries whose process died")
     episode: EpisodeView | None = Field(description="of the latest try; null before it begins")
+
+
+class AttemptList(Page[AttemptView]):
+    pass
 
 
 class ClaimView(BaseModel):

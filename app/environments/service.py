@@ -22,7 +22,8 @@ UNDER_WAY = "under_way"
 async def create_or_join(session: AsyncSession, project_id: str, request: RunRequest) -> tuple[PlannedRun, bool]:
     """Return the run of this name, and whether it was created now. It gets more tasks if more are wanted.
 
-    Raises NotFound for an unknown policy, and Conflict for a run of the same name with another plan.
+    Raises NotFound for an unknown policy, and Conflict for a run of the same name that has another plan, or that was
+    cancelled.
     """
     plan = request.plan()
     policy = await policies.find_policy(session, project_id, plan.policy)
@@ -45,6 +46,9 @@ async def create_or_join(session: AsyncSession, project_id: str, request: RunReq
     run = await get_run(session, project_id, request.name, for_update=True)
     if run.id == id:
         return run, True
+    if run.cancelled_at is not None:
+        message = f"The run '{run.name}' was cancelled. Give this run another name."
+        raise Conflict(message, code="run_cancelled", param="name")
     _require_same(run, plan, request.num_tasks)
     run.num_tasks = request.num_tasks
     return run, False
@@ -88,6 +92,13 @@ async def get_run(session: AsyncSession, project_id: str, name: str, *, for_upda
     query = select(PlannedRun).where(PlannedRun.project_id == project_id, PlannedRun.name == name)
     run = await session.scalar(query.with_for_update() if for_update else query)
     return require_row(run, f"There is no run '{name}'.", param="run")
+
+
+async def cancel(session: AsyncSession, project_id: str, name: str) -> PlannedRun:
+    """Let no attempt of the run begin any more. Those under way go on. Returns the run; raises NotFound."""
+    run = await get_run(session, project_id, name, for_update=True)
+    run.cancelled_at = run.cancelled_at or await session.scalar(select(now()))
+    return run
 
 
 async def read_failure_outcome(session: AsyncSession, settings: Settings, project_id: str, name: str) -> float | None:
@@ -146,13 +157,14 @@ def _view(
     run: PlannedRun, settings: Settings, counts: dict[str, int], ends: Sequence[tuple[str, int, int, float]]
 ) -> RunView:
     plan = plan_of(run)
-    num_absent = max(0, run.num_tasks - run.num_added) * plan.group_size
+    num_waiting = counts.get(AttemptState.OPEN, 0) + max(0, run.num_tasks - run.num_added) * plan.group_size
+    is_cancelled = run.cancelled_at is not None
     attempts = AttemptCounts(
-        waiting=counts.get(AttemptState.OPEN, 0) + num_absent,
+        waiting=0 if is_cancelled else num_waiting,
         under_way=counts.get(UNDER_WAY, 0),
         done=counts.get(AttemptState.DONE, 0),
         lost=counts.get(AttemptState.LOST, 0),
-        cancelled=counts.get(AttemptState.CANCELLED, 0),
+        cancelled=counts.get(AttemptState.CANCELLED, 0) + (num_waiting if is_cancelled else 0),
     )
     num_graded = sum(number for _, _, number, _ in ends)
     total = sum(outcome for *_, outcome in ends)
@@ -166,4 +178,5 @@ def _view(
         is_complete=attempts.waiting == attempts.under_way == 0,
         lease_seconds=settings.workers.lease_seconds,
         created_at=run.created_at,
+        cancelled_at=run.cancelled_at,
     )

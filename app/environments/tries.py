@@ -1,23 +1,20 @@
 """One try of a claimed attempt: begin its episode, and record how it went under the fence of the claim."""
 
 import hashlib
-from dataclasses import dataclass
 
-from sqlalchemy import select, update
-from sqlalchemy.engine import Connection
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.database import Database
-from app.core.errors import Conflict, NotFound, require_row
+from app.core.errors import Conflict
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
-from app.environments.claims import FREE, lease_lost, lock_held, lose_try
-from app.environments.schemas import AttemptView, FinishRequest, Plan, StartRequest
+from app.environments.claims import lease_lost, leave_group, lock_held, lose_try
+from app.environments.schemas import FinishRequest, Plan, StartRequest
 from app.environments.service import get_run, plan_of
 from app.episodes import service as episodes
 from app.episodes.schemas import EpisodeGroup, EpisodeLimits, EpisodeRequest, EpisodeView
 from app.feedback.feedback_limits import FeedbackLimits
-from app.models import LOST_REASONS, AttemptReason, AttemptState, EndReason, Episode, PlannedRun, RunAttempt
+from app.models import LOST_REASONS, AttemptReason, AttemptState, EndReason, PlannedRun, RunAttempt
 from app.projects.auth import Caller
 
 MAX_FAILED = 2  # tries of an attempt that were reported as lost
@@ -97,18 +94,8 @@ async def release(session: AsyncSession, project_id: str, name: str, attempt_id:
         await lose_try(session, project_id, attempt, EndReason.ABANDONED)
 
 
-@dataclass(frozen=True)
-class _Held:
-    """What `finish` reads of an attempt."""
-
-    fence: int
-    lease_owner: str | None
-    episode_id: str | None
-    num_failed: int
-
-
 async def finish(
-    db: Database,
+    session: AsyncSession,
     limits: FeedbackLimits,
     project_id: str,
     name: str,
@@ -122,69 +109,29 @@ async def finish(
     A lost one is repeated once. The same request again changes nothing. `failure_outcome`: as `default_outcome` of
     `episodes.end`. Raises NotFound, and Conflict for a lost lease, or an episode with another end.
     """
-
-    def write(connection: Connection) -> str | None:
-        held = _lock(connection, project_id, name, attempt_id)
-        if held.fence != request.fence:
-            raise lease_lost(attempt_id)
-        if held.lease_owner is None:
-            return held.episode_id
-        if held.episode_id is not None:
-            default = failure_outcome if request.reason == EndReason.FAILED.value else None
-            episodes.record_end(connection, project_id, held.episode_id, request.report(), limits, default)
-            enqueue_after_commit(connection, "curate")
-        elif request.reason not in LOST_REASONS:
-            raise Conflict(f"The attempt '{attempt_id}' was not begun.", code="attempt_not_begun")
-        values = {"state": AttemptState.DONE, **FREE}
-        if request.reason in LOST_REASONS:
-            values = _values_of_lost(held)
-            if held.episode_id is not None:
-                connection.execute(update(Episode).where(Episode.id == held.episode_id).values(group_id=None))
-        connection.execute(update(RunAttempt).where(RunAttempt.id == attempt_id).values(values))
-        return held.episode_id
-
-    return await db.run_write(write)
-
-
-def _lock(connection: Connection, project_id: str, name: str, attempt_id: str) -> _Held:
-    of_run = (PlannedRun.project_id == project_id, PlannedRun.name == name)
-    run_id = connection.scalar(select(PlannedRun.id).where(*of_run))
-    if run_id is None:
-        raise NotFound(f"There is no run '{name}'.", param="run")
-    columns = (RunAttempt.fence, RunAttempt.lease_owner, RunAttempt.episode_id, RunAttempt.num_failed)
-    query = select(*columns).where(RunAttempt.run_id == run_id, RunAttempt.id == attempt_id).with_for_update()
-    row = connection.execute(query).tuples().one_or_none()
-    return _Held(*require_row(row, f"The run has no attempt '{attempt_id}'.", param="attempt_id"))
-
-
-def _values_of_lost(held: _Held) -> dict[str, object]:
-    num_failed = held.num_failed + 1
-    values: dict[str, object] = {"num_failed": num_failed, **FREE}
-    if num_failed < MAX_FAILED:
-        return {**values, "episode_id": None}
-    return {**values, "state": AttemptState.LOST, "reason": AttemptReason.FAILED_TRIES}
-
-
-async def view_attempt(
-    session: AsyncSession, project_id: str, name: str, attempt_id: str, episode_id: str | None = None
-) -> AttemptView:
-    """Return the view of an attempt, with this episode, or else that of its latest try. Raises NotFound."""
     run = await get_run(session, project_id, name)
-    query = select(RunAttempt).where(RunAttempt.run_id == run.id, RunAttempt.id == attempt_id)
-    attempt = require_row(await session.scalar(query), f"The run has no attempt '{attempt_id}'.", param="attempt_id")
-    return await build_view(session, project_id, attempt, episode_id)
-
-
-async def build_view(
-    session: AsyncSession, project_id: str, attempt: RunAttempt, episode_id: str | None = None
-) -> AttemptView:
-    shown = episode_id or attempt.episode_id
-    return AttemptView(
-        id=attempt.id,
-        task_index=attempt.task_index,
-        attempt_index=attempt.attempt_index,
-        state=AttemptState(attempt.state).value,
-        reason=attempt.reason,
-        fence=attempt.fence,
-        episode=None if shown is None else await episodes.get(session, project_id, shown),
-    )
+    attempt = await lock_held(session, run, attempt_id, request.fence)
+    if attempt is None:
+        query = select(RunAttempt.episode_id).where(RunAttempt.id == attempt_id)
+        return await session.scalar(query)
+    episode_id = attempt.episode_id
+    is_lost = request.reason in LOST_REASONS
+    if episode_id is None and not is_lost:
+        raise Conflict(f"The attempt '{attempt_id}' was not begun.", code="attempt_not_begun")
+    if episode_id is not None:
+        default = failure_outcome if request.reason == EndReason.FAILED.value else None
+        connection = await session.connection()
+        await connection.run_sync(episodes.record_end, project_id, episode_id, request.report(), limits, default)
+        enqueue_after_commit(session, "curate")
+    if not is_lost:
+        attempt.state = AttemptState.DONE
+    else:
+        if episode_id is not None:
+            await leave_group(session, episode_id)
+        attempt.num_failed += 1
+        if attempt.num_failed >= MAX_FAILED:
+            attempt.state, attempt.reason = AttemptState.LOST, AttemptReason.FAILED_TRIES
+        else:
+            attempt.episode_id = None
+    attempt.lease_owner = attempt.lease_until = None
+    return episode_id

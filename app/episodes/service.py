@@ -1,6 +1,7 @@
 """Create, end and read episodes. The outcome that an end reports is feedback on the episode."""
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,6 +280,13 @@ async def get(session: AsyncSession, project_id: str, episode_id: str) -> Episod
     query = _select_episodes(project_id).where(Episode.id == episode_id)
     row = (await session.execute(query)).one_or_none()
     return _view(require_row(row, f"There is no episode '{episode_id}'.", param="episode_id"))
+
+
+async def get_many(session: AsyncSession, project_id: str, episode_ids: Collection[str]) -> dict[str, EpisodeView]:
+    """Return the views of these episodes of the project by id. Unknown ones are left out."""
+    query = _select_episodes(project_id).where(Episode.id.in_(episode_ids)).order_by(Episode.id)
+    views = [_view(row) for row in await session.execute(query)]
+    return {view.id: view for view in views}
 
 
 async def list_page(

@@ -23,6 +23,7 @@ class PlannedRun(Entity, Base):
     plan: Mapped[dict[str, object]] = mapped_column(doc="an app.environments.schemas.Plan")
     num_tasks: Mapped[int] = mapped_column(doc="it may grow; less where the environment has fewer")
     num_added: Mapped[int] = mapped_column(default=0, doc="the first so many tasks have rows of RunAttempt")
+    cancelled_at: Mapped[float | None] = mapped_column(doc="since then no attempt begins; rows of open ones stay open")
 
     __table_args__ = (UniqueConstraint("project_id", "name"),)
 
@@ -41,6 +42,7 @@ class AttemptReason(StrEnum):
     DEAD_PROCESSES = "dead_processes"  # the processes that played it died
     STALE_GROUP = "stale_group"  # its group began at a version that is too old to be learned from
     NO_TASK = "no_task"  # the environment has no such task any more
+    RUN_CANCELLED = "run_cancelled"  # in views alone
 
 
 class RunAttempt(Entity, LeaseMixin, Base):

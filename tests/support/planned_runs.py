@@ -5,6 +5,7 @@ from typing import Any
 import httpx2
 from sqlalchemy import update
 
+from app.core.database import now
 from app.models import RunAttempt
 from tests.support.deployment import Harness
 
@@ -52,7 +53,8 @@ async def finish(harness: Harness, attempt: dict[str, Any], **body: Any) -> dict
     return view
 
 
-async def expire(harness: Harness, attempt: dict[str, Any]) -> None:
-    """Let the lease of an attempt run out."""
+async def expire(harness: Harness, attempt: dict[str, Any], seconds_ago: float = 3600.0) -> None:
+    """Let the lease of an attempt have run out."""
     async with harness.db.write() as session:
-        await session.execute(update(RunAttempt).where(RunAttempt.id == attempt["id"]).values(lease_until=0.0))
+        expiry = update(RunAttempt).where(RunAttempt.id == attempt["id"]).values(lease_until=now() - seconds_ago)
+        await session.execute(expiry)

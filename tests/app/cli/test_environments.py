@@ -60,7 +60,15 @@ async def test_run_plays_the_tasks_once(cli_harness: Harness) -> None:
     assert (row["name"], row["attempts"]["done"], row["is_complete"]) == ("one", 4, True)
     shown = run(app, ["environments", "show", "one"]).output
     assert "attempts: 0 waiting, 0 under way, 4 done, 0 lost, 0 cancelled" in shown and "max_turns 4" in shown
+    attempts = json.loads(run(app, ["environments", "attempts", "one", "--json"]).output)
+    assert [(row["task_index"], row["state"], row["is_under_way"]) for row in attempts] == [
+        (number, "done", False) for number in (0, 0, 1, 1)
+    ]
+    table = run(app, ["environments", "attempts", "one", "--after", attempts[0]["id"]]).output
+    assert attempts[1]["episode"]["id"] in table and attempts[0]["id"] not in table
     assert f"environment: {ROOMS}" in shown and "limits of an attempt: max_turns 2, deadline_seconds 3600" in shown
+    cancelled = run(app, ["environments", "cancel", "one"]).output
+    assert "complete, cancelled" in cancelled and "0 cancelled" in cancelled, "all was played before"
 
 
 @pytest.mark.usefixtures("cli_harness", "scripted")

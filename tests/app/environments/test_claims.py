@@ -14,6 +14,7 @@ from tests.support.deployment import Harness
 from tests.support.planned_runs import act, claim, expire, finish, join, post, read, start
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.trained_versions import publish
+from workers.reconcile import reconcile
 
 
 def places(attempts: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -119,6 +120,34 @@ async def test_finish_before_anybody_has_claimed_again_counts(harness: Harness) 
     first, second = [await finish(harness, attempt, outcome=1.0) for _ in range(2)]
     assert first == second and first["state"] == "done", "the same report again changes nothing"
     assert len(await harness.all(Feedback)) == 1
+
+
+async def test_episode_of_a_dead_process_ends_though_nobody_claims_again(harness: Harness) -> None:
+    """The command was killed and nobody has started it again: the episode, and its version, would stay in use."""
+    await join(harness, num_tasks=2)
+    dead, slow = await claim(harness, owner="dead"), await claim(harness, owner="slow")
+    lost, open_still = await start(harness, dead), await start(harness, slow)
+    await expire(harness, dead)
+    await expire(harness, slow, seconds_ago=1.0)
+    await reconcile(harness.db, harness.settings)
+    rows = {row.id: row for row in await harness.all(Episode)}
+    assert (rows[lost["id"]].end_reason, rows[open_still["id"]].end_reason) == ("infrastructure", None)
+    assert (await act(harness, dead, "finish", outcome=1.0)).json()["error"]["code"] == "lease_lost"
+    assert (await finish(harness, slow, outcome=1.0))["state"] == "done"
+    again = await claim(harness)
+    assert (again["id"], again["episode"]) == (dead["id"], None)
+
+
+async def test_attempt_of_a_dead_process_that_reported_its_end_is_done(harness: Harness) -> None:
+    """It died between the end of its episode and its own report."""
+    await join(harness)
+    dead = await claim(harness, owner="dead")
+    episode = await start(harness, dead)
+    await episodes.end(harness, episode["id"], outcome=1.0)
+    await expire(harness, dead)
+    await reconcile(harness.db, harness.settings)
+    counts = (await read(harness))["attempts"]
+    assert (counts["done"], counts["waiting"]) == (1, 0)
 
 
 async def test_renewed_lease_stays_and_a_lost_one_is_named(harness: Harness) -> None:

@@ -31,6 +31,7 @@ NOT_AUDITED = {
     "POST /v1/episodes/{episode_id}/responses": APPLICATION,
     "POST /v1/episodes/{episode_id}/end": APPLICATION,
     "POST /v1/environments/runs": APPLICATION,
+    "POST /v1/environments/runs/{run}/cancel": APPLICATION,
     "POST /v1/environments/runs/{run}/claim": APPLICATION,
     "POST /v1/environments/runs/{run}/renew": APPLICATION,
     "POST /v1/environments/runs/{run}/attempts/{attempt_id}/start": APPLICATION,

@@ -24,7 +24,8 @@ WITHOUT_KEY = {
     "/v1/episodes/{episode_id}/end",  # the same report again changes nothing
     *("/v1/feedback/tokens", "/v1/datasets", "/v1/console/links"),
     # Each of these requests may be sent again: it names its run, its claim or its lease.
-    *("/v1/environments/runs", "/v1/environments/runs/{run}/claim", "/v1/environments/runs/{run}/renew"),
+    "/v1/environments/runs",
+    *(f"/v1/environments/runs/{{run}}/{act}" for act in ("claim", "renew", "cancel")),
     *(f"/v1/environments/runs/{{run}}/attempts/{{attempt_id}}/{act}" for act in ("start", "finish", "release")),
 }
 
