@@ -17,7 +17,7 @@ from alignment.environments.episode_loop import LoopEnvironment, limit_reward
 from alignment.environments.errors import InfrastructureFailure, ToolError
 from alignment.environments.foreign import row_tasks
 from alignment.environments.host_process import HostConfig
-from alignment.environments.http_client import ANSWER_SECONDS, Answer, open_client, post_json
+from alignment.environments.http_client import ANSWER_SECONDS, Answer, bearer_headers, open_client, post_json
 from alignment.environments.protocols import Environment, Message, Observation, Step, Steps, Task
 from alignment.environments.tools.base import JsonObject, ToolSchema
 from alignment.environments.tools.tool_calls import AssistantMessage, ToolCall, read_arguments
@@ -60,15 +60,33 @@ class Verdict(BaseModel):
     reward: FiniteFloat
 
 
+class HttpArguments(BaseModel):
+    """The arguments of an HTTP environment.
+
+    Attributes:
+        tasks: A file of JSON lines, each the row of a task.
+        key_variable: An environment variable with the server's key.
+        seconds: For an answer.
+        unfinished_reward: The outcome of an attempt that a limit ends.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path
+    key_variable: str | None = None
+    seconds: float = ANSWER_SECONDS
+    unfinished_reward: float = Field(LOWEST_REWARD, ge=-1, le=1)
+
+
 class ResourcesSession(Steps):
     """One attempt on a resources server."""
 
-    def __init__(self, url: str, tasks: Path, seconds: float, unfinished_reward: float) -> None:
+    def __init__(self, url: str, arguments: HttpArguments, headers: Mapping[str, str]) -> None:
         self._url = url.rstrip("/")
-        self._tasks = tasks
-        self._seconds = seconds
-        self._unfinished_reward = unfinished_reward
-        self._client = open_client()
+        self._tasks = arguments.tasks
+        self._seconds = arguments.seconds
+        self._unfinished_reward = arguments.unfinished_reward
+        self._client = open_client(headers)
         self._row: JsonObject = {}
         self._output: list[JsonValue] = []  # of the Responses API, which `/verify` reads
 
@@ -173,25 +191,15 @@ def _to_chat_message(message: JsonObject) -> JsonObject:
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
-class HttpArguments(BaseModel):
-    """The arguments of an HTTP environment."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    tasks: Path
-    seconds: float = ANSWER_SECONDS
-    unfinished_reward: float = Field(LOWEST_REWARD, ge=-1, le=1)
-
-
 def open_http(scheme: str, rest: str, arguments: JsonObject, _: HostConfig | None) -> Environment:
     """Return the environment of a resources server, with HttpArguments."""
     try:
         taken = HttpArguments.model_validate(arguments)
     except ValidationError as error:
         raise UnavailableEnvironment(
-            "an HTTP environment takes `tasks`, a file of JSON lines, `seconds` of an answer, and `unfinished_reward`"
+            "an HTTP environment takes `tasks`, a file of JSON lines, `key_variable`, `seconds` of an answer, and "
+            "`unfinished_reward`"
         ) from error
     url = str(httpx2.URL(f"{scheme}:{rest}"))
-    return LoopEnvironment(
-        lambda: StepsWorld(ResourcesSession(url, taken.tasks, taken.seconds, taken.unfinished_reward))
-    )
+    headers = bearer_headers(taken.key_variable)
+    return LoopEnvironment(lambda: StepsWorld(ResourcesSession(url, taken, headers)))

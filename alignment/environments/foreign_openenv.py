@@ -18,9 +18,17 @@ from alignment.environments.episode_loop import LoopEnvironment, limit_reward
 from alignment.environments.errors import InfrastructureFailure, ToolError
 from alignment.environments.foreign import parse_name, row_tasks, seeded_tasks
 from alignment.environments.host_process import HostConfig
-from alignment.environments.http_client import ANSWER_SECONDS, MAX_BODY_BYTES, get_json, open_client
+from alignment.environments.http_client import ANSWER_SECONDS, MAX_BODY_BYTES, bearer_headers, get_json, open_client
 from alignment.environments.openenv_actions import ActionForm, NoAction, choose_form
-from alignment.environments.openenv_session import NOUN, Observed, OpenEnvSession, RefusedAction, begin_session
+from alignment.environments.openenv_session import (
+    NOUN,
+    REFUSED_KEYS,
+    Observed,
+    OpenEnvSession,
+    RefusedAction,
+    begin_session,
+    refused_key,
+)
 from alignment.environments.openenv_tools import MessageCalls, StepCalls, ToolCalls
 from alignment.environments.protocols import Environment, Message, Observation, Step, Steps, Task
 from alignment.environments.tools.base import JsonObject
@@ -50,6 +58,7 @@ class OpenEnvArguments(BaseModel):
         prompt: What the agent reads first, instead of a sentence about its actions.
         reward_scale: What the environment pays is multiplied by it.
         unfinished_reward: The outcome of an attempt that a limit ends.
+        key_variable: An environment variable with the server's key.
         seconds: For an answer.
         start_seconds: For a session with its first reset, and for a place on a server that has none free.
     """
@@ -65,6 +74,7 @@ class OpenEnvArguments(BaseModel):
     prompt: str | None = None
     reward_scale: FiniteFloat = 1.0
     unfinished_reward: float = Field(LOWEST_REWARD, ge=-1, le=1)
+    key_variable: str | None = None
     seconds: float = Field(ANSWER_SECONDS, gt=0)
     start_seconds: float = Field(START_SECONDS, gt=0)
 
@@ -76,10 +86,11 @@ class Schemas(BaseModel):
 
 
 class OpenEnvServer:
-    """A server, and what it says about its actions."""
+    """A server, and what it says about its actions. Raises UnavailableEnvironment if its key is not set."""
 
     def __init__(self, url: httpx2.URL, arguments: OpenEnvArguments) -> None:
         self.arguments = arguments
+        self.headers = bearer_headers(arguments.key_variable)
         self.websocket_url = str(_with_path(url.copy_with(scheme=WEBSOCKET_SCHEMES[url.scheme]), "ws"))
         self._schema_url = str(_with_path(url.copy_with(scheme=HTTP_SCHEMES.get(url.scheme, url.scheme)), "schema"))
         self._lock = asyncio.Lock()
@@ -94,8 +105,10 @@ class OpenEnvServer:
         return choose_form(self._schema, field=arguments.action_field, is_json=arguments.json_actions)
 
     async def _fetch_schema(self) -> JsonObject:
-        async with open_client() as client:
+        async with open_client(self.headers) as client:
             answer = await get_json(client, self._schema_url, noun=NOUN, seconds=self.arguments.seconds)
+        if answer.status in REFUSED_KEYS:
+            raise UnavailableEnvironment(refused_key(answer.status))
         if answer.status >= 500:
             raise InfrastructureFailure(f"{NOUN} has answered /schema with {answer.status}")
         try:
@@ -136,7 +149,11 @@ class OpenEnvSteps(Steps):
         if self._episode_id:
             parameters.setdefault("episode_id", self._episode_id)
         self._session, observed = await begin_session(
-            self._server.websocket_url, parameters, start_seconds=arguments.start_seconds, seconds=arguments.seconds
+            self._server.websocket_url,
+            parameters,
+            headers=self._server.headers,
+            start_seconds=arguments.start_seconds,
+            seconds=arguments.seconds,
         )
         if observed.done:
             raise InfrastructureFailure("the environment is over before the first reply")

@@ -5,6 +5,7 @@ keys.
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +16,7 @@ import httpx2
 from pydantic import JsonValue
 
 from alignment.environments.errors import InfrastructureFailure
+from alignment.errors import UnavailableEnvironment
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 30.0  # until an answer is complete; a slower service is a failure of the host
@@ -43,6 +45,22 @@ def open_client(headers: Mapping[str, str] | None = None) -> httpx2.AsyncClient:
         follow_redirects=False,
         trust_env=False,
     )
+
+
+def bearer_headers(variable: str | None) -> dict[str, str]:
+    """Return the header with the key that an environment variable holds; none without a variable.
+
+    Arguments of environments are recorded with their episodes, so they name a key and do not hold it. Raises
+    UnavailableEnvironment if the variable is not set, or holds what no header can.
+    """
+    if variable is None:
+        return {}
+    key = os.environ.get(variable, "").strip()
+    if not (key and key.isascii() and key.isprintable()):
+        raise UnavailableEnvironment(
+            f"the environment variable {variable}, which `key_variable` names, must hold the server's key"
+        )
+    return {"authorization": f"Bearer {key}"}
 
 
 @cache

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,15 @@ INSTALL = "openenv: needs the package websockets: pip install 'attune-server[ope
 REFUSED_ACTION = "VALIDATION_ERROR"
 NO_PLACE = "CAPACITY_REACHED"
 UNKNOWN_TYPE = "UNKNOWN_TYPE"
+REFUSED_KEYS = {401, 403}
 CLOSE_SECONDS = 5.0  # until the server has closed its environment
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 2.0
 MAX_MESSAGE_CHARS = 300
+
+
+def refused_key(status: int) -> str:
+    return f"{NOUN} has answered with {status}: name the environment variable of its key with `key_variable`"
 
 
 class RefusedAction(Exception):
@@ -171,17 +177,17 @@ class OpenEnvSession:
 
 
 async def begin_session(
-    url: str, parameters: JsonObject, *, start_seconds: float, seconds: float
+    url: str, parameters: JsonObject, *, headers: Mapping[str, str], start_seconds: float, seconds: float
 ) -> tuple[OpenEnvSession, Observed]:
     """Return a new session and the observation of its reset. It waits for a place on a server that has none free.
 
-    `url`: of the WebSocket. `start_seconds` is for the whole, `seconds` for each later answer.
+    `url`: of the WebSocket. `headers` may hold a key. `start_seconds`: for the whole; `seconds`: for each later answer.
     """
     loop = asyncio.get_running_loop()
     gives_up_at = loop.time() + start_seconds
     wait = FIRST_WAIT_SECONDS
     while True:
-        session = OpenEnvSession(await _connect(url), seconds)
+        session = OpenEnvSession(await _connect(url, headers), seconds)
         try:
             return session, await session._reset(parameters, max(0.0, gives_up_at - loop.time()))
         except _ServerFailure as failure:
@@ -195,15 +201,16 @@ async def begin_session(
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
 
-async def _connect(url: str) -> ClientConnection:
+async def _connect(url: str, headers: Mapping[str, str]) -> ClientConnection:
     try:
         from websockets.asyncio.client import connect
-        from websockets.exceptions import WebSocketException
+        from websockets.exceptions import InvalidStatus, WebSocketException
     except ImportError as error:
         raise UnavailableEnvironment(INSTALL) from error
     try:
         return await connect(
             url,
+            additional_headers=headers,
             ssl=default_ssl_context() if url.startswith("wss:") else None,
             proxy=None,
             compression=None,
@@ -212,6 +219,11 @@ async def _connect(url: str) -> ClientConnection:
             close_timeout=CLOSE_SECONDS,
             ping_interval=None,  # each answer has a time limit, and an environment may block its server
         )
+    except InvalidStatus as error:
+        status = error.response.status_code
+        if status in REFUSED_KEYS:
+            raise UnavailableEnvironment(refused_key(status)) from error
+        raise InfrastructureFailure(f"{NOUN} has answered with {status}") from error
     except (OSError, TimeoutError, WebSocketException) as error:
         raise InfrastructureFailure(f"{NOUN} does not answer ({type(error).__name__})") from error
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, StrictInt, StringConstraints, model_validator
 
 from app.chat.schemas import MetadataKey, MetadataValue
-from app.chat.traces import is_trace_id, parse_traceparent
+from app.chat.traces import TRACE_PATTERN, is_trace_id, parse_traceparent
 from app.core.http import StrictModel
 from app.core.pagination import Page
 from app.episodes.graph import GraphTurn
@@ -27,7 +27,7 @@ def to_trace_id(value: str) -> str:
     return value if trace is None else trace.trace_id
 
 
-TraceId = Annotated[str, AfterValidator(to_trace_id)]
+TraceId = Annotated[str, AfterValidator(to_trace_id), Field(json_schema_extra={"pattern": TRACE_PATTERN})]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000_000)]
 
 

@@ -28,7 +28,7 @@ EXCLUDED_CHECKS: Any = [positive_data_acceptance]
 RULES_BEYOND_THE_SCHEMA = re.compile(
     "|".join(
         (
-            "This Idempotency-Key was used|name different keys",
+            "This (Idempotency-Key|id) was used|name different keys",
             "[Gg]ive (either |one of )?['`]",
             "Input should be a valid integer",  # 1.0 is an integer of JSON Schema, and none of ours
             "exceeded maximum size",  # integers of more than 4,300 digits
@@ -48,7 +48,8 @@ RULES_BEYOND_THE_SCHEMA = re.compile(
             "the pattern is invalid",
             "must not be empty, and their names must be unique",
             r"the last message must not be|one that is not the system's is needed|may have at most \d+ characters",
-            "There is no response '|turn: 1 is the first reply|'choice_index' requires",
+            "There is no response '|turn: 1 is the first reply|'choice_index' requires|'sent_at' requires",
+            "a trace id has 32 hexadecimal digits",  # that are not all zero
             "is not a setting|cannot differ between policies|names no version: write|name its 'policy' too",
             "could run in shadow|feedback must be kept at least as long as turns",
         )

@@ -44,10 +44,17 @@ def recordings() -> dict[str, Recording]:
 
 
 @asynccontextmanager
-async def serve_openenv(schema: JsonObject, handle: Handle) -> AsyncIterator[str]:
-    """Serve `/schema` and `/ws`, and yield the URL. `handle` answers the messages of a connection."""
+async def serve_openenv(
+    schema: JsonObject, handle: Handle, is_open: Callable[[Request], bool] = lambda request: True
+) -> AsyncIterator[str]:
+    """Serve `/schema` and `/ws`, and yield the URL. `handle` answers the messages of a connection.
+
+    `is_open`: whether a request is no refused one (401).
+    """
 
     def answer_http(connection: ServerConnection, request: Request) -> Response | None:
+        if not is_open(request):
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "")
         if request.path == "/schema":
             return connection.respond(HTTPStatus.OK, json.dumps(schema))
         return None if request.path == "/ws" else connection.respond(HTTPStatus.NOT_FOUND, "")

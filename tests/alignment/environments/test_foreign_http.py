@@ -40,9 +40,11 @@ class Counter:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.verified: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
 
     async def seed_session(self, request: Request) -> Response:
         assert "target" in await request.json()
+        self.keys.append(request.headers.get("authorization"))
         response = JSONResponse({})
         response.set_cookie("session", uuid4().hex)
         return response
@@ -83,10 +85,10 @@ def open_rows(counter: Counter, tmp_path: Path) -> Iterator[Callable[..., Enviro
     """Return a function that opens the server's environment with rows for these targets."""
     with serve(counter.app()) as url:
 
-        def open_targets(*targets: int) -> Environment:
+        def open_targets(*targets: int, **arguments: str) -> Environment:
             file = tmp_path / "rows.jsonl"
             file.write_text("".join(json.dumps(row(target)) + "\n" for target in targets))
-            return open_environment(url, {"tasks": str(file)})
+            return open_environment(url, {"tasks": str(file), **arguments})
 
         yield open_targets
 
@@ -118,6 +120,15 @@ async def test_attempts_have_sessions_and_their_answers_are_verified(
     assert sorted(counter.counts.values()) == [3, 4], "each has a session of its own"
     kinds = [item["type"] for item in counter.verified[0]["output"]]
     assert kinds == ["function_call", "function_call_output", "message"]
+
+
+async def test_key_of_the_server_is_sent(
+    open_rows: Callable[..., Environment], counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-server")
+    for arguments in ({}, {"key_variable": "SERVER_KEY"}):
+        await play(open_rows(3, **arguments), count_to_target)
+    assert counter.keys == [None, "Bearer sk-server"]
 
 
 async def test_attempt_that_never_answers_is_lost(open_rows: Callable[..., Environment]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection
+from websockets.http11 import Request
 
 from alignment.environments import openenv_session
 from alignment.environments.errors import InfrastructureFailure
@@ -273,3 +274,41 @@ async def test_another_server_is_the_users_mistake() -> None:
         for path in ("", "/elsewhere"):
             with pytest.raises(UnavailableEnvironment, match="no server of OpenEnv"):
                 await play(f"{url}{path}", lambda messages: "go")
+
+
+def has_key(request: Request) -> bool:
+    return request.headers.get("authorization") == "Bearer sk-server"
+
+
+async def test_server_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-server\n")
+    answers = answer_each(world(lambda text: observation(done=True, reward=1.0)))
+    async with serve_openenv(TEXT_ACTION, answers, has_key) as url:
+        [outcome] = await play(f"{url}?key_variable=SERVER_KEY", Dialogue("yes"))
+    assert outcome.reward == 1.0
+
+
+@pytest.mark.parametrize("is_open", [has_key, lambda request: request.path == "/schema"])
+async def test_refused_key_ends_the_run_and_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, is_open: Callable[[Request], bool]
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-wrong")
+    answers = answer_each(world(lambda text: observation(done=True, reward=1.0)))
+    async with serve_openenv(TEXT_ACTION, answers, is_open) as url:
+        for name in (url, f"{url}?key_variable=SERVER_KEY"):
+            with pytest.raises(
+                UnavailableEnvironment, match=r"answered with 401: name the .* `key_variable`"
+            ) as caught:
+                await play(name, Dialogue("yes"))
+            assert "sk-wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, "", " ", "sk-\u00fc", "a\nb"])
+def test_key_must_be_set(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.delenv("SERVER_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("SERVER_KEY", value)
+    for name in ("openenv:http://127.0.0.1:9?key_variable=SERVER_KEY", "http://127.0.0.1:9"):
+        arguments = {"tasks": "rows.jsonl", "key_variable": "SERVER_KEY"} if name.startswith("http") else {}
+        with pytest.raises(UnavailableEnvironment, match="the environment variable SERVER_KEY, which"):
+            open_environment(name, arguments)
