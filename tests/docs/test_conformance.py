@@ -9,7 +9,7 @@ from app.core.settings import REPOSITORY
 from app.messages.schemas import MessagesRequest
 from app.responses.request import ResponsesRequest
 
-NAMES = ("conformance.md", "messages.md", "connect/index.md", "connect/traps.md")
+NAMES = ("conformance.md", "messages.md", "connect/index.md", "connect/traps.md", "agent-traps.md")
 PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in NAMES)
 TEST = re.compile(r"`(tests/[\w/.]+)(?:::(\w+))?`")
 
