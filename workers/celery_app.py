@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import setup_logging, worker_shutting_down
 
-from app.core.jobs import EXPIRES_SECONDS, TaskName, make_celery
+from app.core.jobs import EXPIRES_SECONDS, TaskName, consumed_queues, make_celery, queue_name
 from app.core.process_metrics import PoolMetrics, serve_metrics
 from app.core.request_log import configure_logging
 from app.core.settings import get_settings
@@ -32,7 +32,7 @@ celery.conf.beat_schedule = {
     "reconcile": {
         "task": "attune.reconcile",
         "schedule": settings.workers.reconcile_seconds,
-        "options": {"expires": EXPIRES_SECONDS},
+        "options": {"expires": EXPIRES_SECONDS, "queue": queue_name("reconcile")},
     }
 }
 celery.conf.beat_scheduler = "celery.beat:Scheduler"  # the schedule is in code, so nothing is stored
@@ -97,7 +97,8 @@ def run_trainer(train: Callable[[], int]) -> None:
 def main() -> None:
     """Run the scheduler (`beat`), or a worker that consumes the queues given as arguments, by default all.
 
-    Queues: `attune` (curate, assemble, reconcile), `judge` (and webhooks), `rollout`, `publish` (evaluate, publish).
+    Queues: `attune` (reconcile, and with it curate and assemble), `judge` (and with it webhook), `rollout`, `publish`
+    (evaluate, publish).
     """
     if sys.argv[1:] == ["beat"]:
         configure_logging(settings.observability.log_format, "beat")
@@ -106,7 +107,7 @@ def main() -> None:
     else:
         if settings.engine.adapter_delivery == "memory":
             preload_torch()
-        queues = sys.argv[1:] or ["attune", "judge", "rollout", "publish"]
+        queues = consumed_queues(sys.argv[1:] or ["attune", "judge", "rollout", "publish"])
         configure_logging(settings.observability.log_format, "worker")
         pool = PoolMetrics(lambda: context.db.num_connections_in_use)
         serve_metrics(settings, "worker", pool, *worker_metrics(queues, STAGES))

@@ -17,7 +17,7 @@ from typing import Literal
 from celery import Celery
 from celery.app.amqp import AMQP
 from kombu import Connection as KombuConnection
-from kombu import transport
+from kombu import Producer, transport
 from kombu.transport import filesystem
 from kombu.utils.encoding import str_to_bytes
 from kombu.utils.json import dumps
@@ -26,10 +26,22 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 TaskName = Literal["curate", "judge", "rollout", "assemble", "train", "evaluate", "publish", "webhook", "reconcile"]
 log = logging.getLogger("attune.jobs")
+QUEUES: dict[TaskName, str] = {
+    "reconcile": "attune",  # workers of an earlier release consume this queue alone, and find all work by it
+    "curate": "curate",
+    "assemble": "assemble",
+    "judge": "judge",
+    "webhook": "webhook",
+    "rollout": "rollout",
+    "train": "train",
+    "evaluate": "publish",
+    "publish": "publish",
+}
+FURTHER_QUEUES = {"attune": ("curate", "assemble"), "judge": ("webhook",)}  # of a worker of this queue
 PENDING_TASKS = "attune_pending_tasks"  # a key of a session's or connection's `info`
 SEND_INTERVAL_SECONDS = 0.02  # between two messages of the same task
 EMBEDDED_SCHEME = "attune-folder"
-MAX_QUEUED = 50  # messages that wait in one queue of the embedded broker
+MAX_QUEUED = 50  # messages that wait in one queue: each says the same as the others
 EXPIRES_SECONDS = 7200  # compared with the worker's clock, which may be an hour off
 RETRY_INTERVALS = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 4.0}  # seconds
 # A Redis host that has vanished is noticed like a database host; one that does not answer is given up after 10 s.
@@ -89,11 +101,18 @@ def queue_name(task: TaskName) -> str:
     """Return the queue of a task.
 
     Releases have a queue of their own, so that they never wait behind feedback. So have judges and rollouts, which are
-    slow, so that nothing waits behind them. Webhooks share the queue of judges: both wait for other services.
+    slow, so that nothing waits behind them. Curation has messages as fast as votes come, and judges as fast as replies:
+    neither updates and the reconciler nor webhooks, which the same workers do, wait behind these.
     """
-    queues = {"train": "train", "evaluate": "publish", "publish": "publish", "judge": "judge", "rollout": "rollout"}
-    queues["webhook"] = "judge"
-    return queues.get(task, "attune")
+    return QUEUES[task]
+
+
+def consumed_queues(names: Iterable[str]) -> list[str]:
+    """Return the queues that a worker consumes, in turn, for these names of `attune worker --queue`.
+
+    Example: consumed_queues(["attune", "judge"]) is ["attune", "curate", "assemble", "judge", "webhook"]
+    """
+    return [queue for name in names for queue in (name, *FURTHER_QUEUES.get(name, ()))]
 
 
 class BrokerConnection(KombuConnection):  # type: ignore[misc]
@@ -124,8 +143,6 @@ class Channel(filesystem.Channel):  # type: ignore[misc]
 
     def _put(self, queue: str, payload: object, **options: object) -> None:
         folder = Path(self.data_folder_out)
-        if sum(name.endswith(f".{queue}.msg") for name in os.listdir(folder)) >= MAX_QUEUED:
-            return  # no worker reads this queue; one that starts looks at the database first
         name = f"{time.time_ns()}_{uuid.uuid4()}.{queue}"
         (folder / f"{name}.new").write_bytes(str_to_bytes(dumps(payload)))
         os.rename(folder / f"{name}.new", folder / f"{name}.msg")
@@ -137,9 +154,34 @@ class Transport(filesystem.Transport):  # type: ignore[misc]
     Channel = Channel
 
 
+class JobCelery(Celery):  # type: ignore[misc]  # Celery has no types
+    """Celery that sends no message to a queue in which enough of them wait: more would only be read and dropped.
+
+    Where votes come faster than curation takes its messages, or nobody consumes a queue, it would grow without end.
+    """
+
+    def send_task(
+        self, name: str, *args: object, queue: str, producer: Producer | None = None, **options: object
+    ) -> object:
+        with self.producer_or_acquire(producer) as acquired:
+            if self._count_waiting(acquired, queue) >= MAX_QUEUED:
+                return None
+            return super().send_task(name, *args, queue=queue, producer=acquired, **options)
+
+    def _count_waiting(self, producer: Producer, queue: str) -> int:
+        """Return how many messages wait; 0 where that cannot be said, since sending connects again by itself."""
+        try:
+            if not producer.connection.connected:
+                return 0
+            return int(self.amqp.queues[queue].queue_declare(channel=producer.channel).message_count)
+        except Exception as error:  # a broker's library may raise anything
+            log.debug("the messages in %s could not be counted: %s", queue, error)
+            return 0
+
+
 def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
     """Return the Celery application, the same for senders and for workers."""
-    celery = Celery("attune", amqp=RetryingAMQP)
+    celery = JobCelery("attune", amqp=RetryingAMQP)
     options: dict[str, object] = REDIS_OPTIONS if broker_url is not None and broker_url.startswith("redis") else {}
     if broker_url is None:
         broker_dir.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from tests.support.engine_fixture import free_port
 
 REDIS = os.environ.get("ATTUNE_TEST_REDIS", "redis://127.0.0.1:6379")
 RABBITMQ = os.environ.get("ATTUNE_TEST_RABBITMQ", "amqp://guest:guest@127.0.0.1:5672//")
-QUEUES = ("attune", "judge", "publish", "train")
+QUEUES = ("attune", "curate", "assemble", "judge", "webhook", "publish", "train")
 LEASE, OWNED = "attune-test", "attune-test-owned"  # keys: a run uses the database now; a run of these tests filled it
 LEASE_SECONDS = 3600
 LOCK_QUEUE = "attune-test-lock"

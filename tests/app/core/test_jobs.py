@@ -2,14 +2,25 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from kombu import Connection, Queue
+from celery import Celery
+from kombu import Connection, Message, Queue
 
 from app.core.database import Database
-from app.core.jobs import EMBEDDED_SCHEME, TaskName, TaskSender, enqueue_after_commit, make_celery
+from app.core.jobs import (
+    EMBEDDED_SCHEME,
+    MAX_QUEUED,
+    TaskName,
+    TaskSender,
+    consumed_queues,
+    enqueue_after_commit,
+    make_celery,
+    queue_name,
+)
+from tests.journeys.brokers import shared_rabbitmq, shared_redis
 
 
 class RecordingSender:
@@ -90,9 +101,64 @@ def test_embedded_broker_writes_message_files_atomically(folder: Path) -> None:
     assert sorted(numbers) == list(range(messages))
 
 
-def test_unread_queue_does_not_fill_the_disk(folder: Path) -> None:
-    with connection(folder) as sender:
-        producer = sender.Producer()
-        for number in range(200):
-            producer.publish({"number": number}, routing_key="q", declare=[Queue("q")])
-    assert 10 <= len(list(folder.glob("*.msg"))) <= 50
+@pytest.fixture(params=["embedded", "redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """Yield the URL of a broker whose queues are empty; None is the embedded one."""
+    if request.param == "embedded":
+        yield None
+        return
+    with shared_redis() if request.param == "redis" else shared_rabbitmq() as url:
+        yield url
+
+
+def count_messages(celery: Celery, queue: str) -> int:
+    with celery.connection_for_write() as connection:
+        return int(celery.amqp.queues[queue].queue_declare(channel=connection.default_channel).message_count)
+
+
+def test_messages_that_nobody_reads_do_not_pile_up(broker: str | None, folder: Path) -> None:
+    """Each says the same as the others, so a queue needs no more than a few."""
+    celery = make_celery(broker, folder)
+    for _ in range(3 * MAX_QUEUED):
+        celery.send_task("attune.curate", queue="curate")
+    assert MAX_QUEUED <= count_messages(celery, "curate") <= MAX_QUEUED + 1, "RabbitMQ counts a little late"
+    celery.send_task("attune.assemble", queue="assemble")
+    assert count_messages(celery, "assemble") == 1
+
+
+def test_full_queue_takes_messages_again_once_they_are_read(folder: Path) -> None:
+    celery = make_celery(None, folder)
+    for _ in range(MAX_QUEUED + 1):
+        celery.send_task("attune.curate", queue="curate")
+    next(folder.glob("*.msg")).unlink()
+    celery.send_task("attune.curate", queue="curate")
+    assert count_messages(celery, "curate") == MAX_QUEUED
+
+
+@pytest.mark.parametrize(
+    ("worker", "many", "others"), [("attune", "curate", ("assemble", "reconcile")), ("judge", "judge", ("webhook",))]
+)
+def test_nothing_waits_behind_the_messages_of_a_busy_task(
+    broker: str | None, folder: Path, worker: str, many: TaskName, others: Sequence[TaskName]
+) -> None:
+    """Votes may come faster than curation takes its messages. In one queue, updates and the reconciler would starve."""
+    celery = make_celery(broker, folder)
+    for task in (*[many] * MAX_QUEUED, *others):
+        celery.send_task(f"attune.{task}", queue=queue_name(task))
+    received: list[str] = []
+
+    def receive(body: object, message: Message) -> None:
+        received.append(message.headers["task"])
+        message.ack()
+
+    with celery.connection_for_read() as connection:
+        queues = [celery.amqp.queues[name] for name in consumed_queues([worker])]
+        with connection.Consumer(queues, callbacks=[receive], prefetch_count=1, accept=["json"]):
+            while len(received) < 10:
+                connection.drain_events(timeout=60)
+    assert {f"attune.{task}" for task in others} < set(received)
+
+
+def test_worker_of_several_queues_consumes_each_once() -> None:
+    queues = consumed_queues(["judge", "attune"])
+    assert len(set(queues)) == len(queues) == 5

@@ -111,7 +111,7 @@ def check(settings: Settings, acknowledged: Mapping[str, str], chats: Iterable[s
 
 async def _count_votes(settings: Settings) -> tuple[int, int]:
     """Return how many votes are stored, and the sum of the votes with each outcome."""
-    async with Database(settings.database_url) as db, db.read_snapshot() as session:
+    async with Database(settings.database_url, seconds=None) as db, db.read_snapshot() as session:
         policies = list(await session.scalars(select(Policy)))
         counts = [
             count.num_votes
@@ -143,13 +143,14 @@ def _check_used_twice(
         if is_trained != (id in version_of) or (is_trained and version_of[id].id != batch.version_id):
             errors.append(f"batch {id} is {batch.state}, but its version is {batch.version_id}")
         num_turns = sum(row.batch_id == id for row in batch_turns)
+        # A person's vote opens a sample again whose automated reward a batch has learned from.
+        num_voted = sum(sample.automated_batch_id == id for sample in samples)
         members = [sample for sample in samples if sample.batch_id == id]
         if is_trained and num_turns != batch.num_samples:
             errors.append(f"batch {id} was frozen with {batch.num_samples} samples and has {num_turns} turns")
         # All samples leave together when the version is rejected or undone.
-        if is_trained and (
-            len(members) not in (0, num_turns) or any(sample.state != SampleState.TRAINED for sample in members)
-        ):
+        is_whole = len(members) + num_voted in (0, num_turns)
+        if is_trained and not (is_whole and all(sample.state == SampleState.TRAINED for sample in members)):
             errors.append(f"batch {id} was trained on {num_turns} samples and has {len(members)}")
     for sample in samples:
         if sample.state == SampleState.TRAINED and (
@@ -157,6 +158,7 @@ def _check_used_twice(
         ):
             errors.append(f"sample {sample.turn_id} is trained, but its batch {sample.batch_id} is not")
     by_id = {version.id: version for version in versions}
+    may_come_twice = {sample.turn_id for sample in samples if sample.automated_batch_id is not None}
     for version in versions:
         if version.adapter_path is None or not Path(version.adapter_path).exists():
             continue
@@ -164,7 +166,7 @@ def _check_used_twice(
             continue  # retention has removed the state of an old version
         learned = Counter(read_trained_turns(Path(version.adapter_path)))
         expected = Counter(_expected_turns(version, by_id, batch_turns))
-        used_twice += sum(count > 1 for count in learned.values())
+        used_twice += sum(count > 1 + (turn in may_come_twice) for turn, count in learned.items())
         if learned != expected:
             extra, missing = learned - expected, expected - learned
             errors.append(f"v{version.number} was trained on {extra} in excess, and not on {missing}")
