@@ -10,4 +10,5 @@ html_theme = "furo"
 html_copy_source = False
 html_show_copyright = False
 # tests/docs names a page that is in no table of contents. The site is built nevertheless.
-suppress_warnings = ["toc.not_included"]
+# Pygments cannot read each program of TypeScript with JSX; it is shown without colours where it does not.
+suppress_warnings = ["toc.not_included", "misc.highlighting_failure"]

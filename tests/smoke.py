@@ -106,7 +106,7 @@ SMOKE = (
     ),
     bench(
         "late-votes",
-        "--strategies mixed --delays late --seeds 0 --minutes 6 --out {out}/late_votes.jsonl",
+        "--strategies PPO --delays late --seeds 0 --minutes 6 --out {out}/late_votes.jsonl",
         tables=("| votes | loss |",),
         writes=("late_votes.jsonl",),
     ),

@@ -1,7 +1,11 @@
 """The gate runs once more what failed, and calls flaky what then passes; groups of tests share one process."""
 
+import re
+import runpy
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -138,3 +142,21 @@ def test_processes_with_different_tests_fail_the_gate(tmp_path: Path, capsys: py
     source = "import os\nimport pytest\n@pytest.mark.parametrize('id', [os.getpid()])\ndef test_x(id):\n    pass\n"
     assert run_gate(tmp_path, differing=source, good=GOOD) == 1
     assert "once more" not in capsys.readouterr().out
+
+
+def benchmarks() -> Iterator[tuple[str, str]]:
+    """Yield the module of each benchmark that has options of `make smoke`, and what `make` passes to it."""
+    of_target = re.compile(r"^(bench-[\w-]+):.*\n(?:\t.*\n)*?\t.*-m (tests\.benchmarks\.\w+) (.*)", re.MULTILINE)
+    modules = {name: (module, rest) for name, module, rest in of_target.findall((REPOSITORY / "Makefile").read_text())}
+    for target in SMOKE:
+        if target.name in modules and target.name != "bench-trainer":  # it needs the peers' environment
+            module, rest = modules[target.name]
+            yield module, rest.replace("$(ATTUNE_BENCH_FLAGS)", target.options.format(out="/nowhere"))
+
+
+@pytest.mark.parametrize(("module", "options"), benchmarks())
+def test_benchmarks_know_the_options_of_smoke(module: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [module, *shlex.split(options), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 0, "an option is refused before the help is printed"
