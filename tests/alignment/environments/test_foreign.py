@@ -20,13 +20,13 @@ from alignment.environments.foreign import (
     OutcomeAnswer,
     StepAnswer,
     parse_name,
-    read_answer,
     seeded_tasks,
 )
 from alignment.environments.host_pool import EnvironmentSpec, HostPool
 from alignment.environments.host_process import HostConfig
 from alignment.environments.open_environment import environment_names, open_environment
 from alignment.environments.protocols import Agent, Environment, HasPlaces, Limits, Outcome, StepReward, Task
+from alignment.environments.typed_answers import read_answer
 from alignment.errors import UnavailableEnvironment
 
 TASK = Task("train-0", {"room": 3}, seed=7)

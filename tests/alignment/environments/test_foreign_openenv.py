@@ -309,6 +309,6 @@ def test_key_must_be_set(monkeypatch: pytest.MonkeyPatch, value: str | None) -> 
     if value is not None:
         monkeypatch.setenv("SERVER_KEY", value)
     for name in ("openenv:http://127.0.0.1:9?key_variable=SERVER_KEY", "http://127.0.0.1:9"):
-        arguments = {"tasks": "rows.jsonl", "key_variable": "SERVER_KEY"} if name.startswith("http") else {}
+        arguments: JsonObject = {"tasks": "rows.jsonl", "key_variable": "SERVER_KEY"} if name.startswith("http") else {}
         with pytest.raises(UnavailableEnvironment, match="the environment variable SERVER_KEY, which"):
             open_environment(name, arguments)
