@@ -21,12 +21,14 @@ def test_failures_are_recorded_and_the_next_run_continues(
 
     monkeypatch.setattr("tests.contract.fuzz.check_body", break_route)
     monkeypatch.setitem(fuzz.EXAMPLES, "bodies", 1)
-    arguments = ["--parts", "bodies", "--out", str(tmp_path / "fuzz.jsonl"), "--cases"]
-    for cases in (1, 1, 60):
+    out = tmp_path / "fuzz.jsonl"
+    arguments = ["--parts", "bodies", "--out", str(out), "--cases"]
+    for further in (False, False, True):
+        cases = read_rows(out)[0]["cases"] + 1 if further else 1
         with pytest.raises(SystemExit) as exit:
             fuzz.main([*arguments, str(cases)])
         assert exit.value.code == 1
-    rows = read_rows(tmp_path / "fuzz.jsonl")
+    rows = read_rows(out)
     assert [row["seed"] for row in rows] == [1, 2]
     for row in rows:
         [failure] = row["failures"]

@@ -11,13 +11,13 @@ from tests.support.deployment import Harness
 from tests.support.turns import make_turn
 
 
-async def analyze(harness: Harness) -> None:
+async def analyze(harness: Harness, table: str = "samples") -> None:
     """Give the planner its statistics, and remove what earlier versions of rows have left in PostgreSQL's indexes."""
     async with harness.db.engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         await connection.execute(text("ANALYZE" if harness.db.embedded else "VACUUM ANALYZE"))
         if not harness.db.embedded:  # the pages of the rows of other tests make an index more expensive than others
-            await connection.execute(text("REINDEX TABLE samples"))
+            await connection.execute(text(f"REINDEX TABLE {table}"))
 
 
 async def forget_statistics(harness: Harness) -> None:

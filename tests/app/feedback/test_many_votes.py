@@ -17,6 +17,7 @@ from app.privacy import retention
 from app.training.policy_config import effective_rewards
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
+from tests.support.waiting_samples import analyze
 from workers.feedback.signals import read_finished_turns, read_signals
 
 FEW, MANY = 100, 800
@@ -32,7 +33,7 @@ SOURCES = {"no source id": None, "one source": "ada", "withdrawn by one source":
 
 
 async def add_votes(
-    harness: Harness, turn: Turn, case: str, count: int, analyze: bool = True, **values: Any
+    harness: Harness, turn: Turn, case: str, count: int, has_statistics: bool = True, **values: Any
 ) -> list[str]:
     """Insert votes about the turn, as releases without a limit for each source did; return their ids."""
     defaults = {"conversation_id": None, "kind": "binary", "name": "default", "value": 1.0, "raw_value": "up"}
@@ -55,7 +56,7 @@ async def add_votes(
             await session.execute(insert(Feedback), rows[start : start + 500])
         if case.startswith("rewarded"):
             await add_rewards(session, turn)
-        if analyze:
+        if has_statistics:
             await session.execute(text("ANALYZE"))
     return ids
 
@@ -189,14 +190,16 @@ async def test_votes_that_are_settled_are_not_read_again(harness: Harness, is_an
         assert {count.reason: count.num_votes for count in counts} == {"replaced": num_votes, "processing": 5}
 
     waiting = await harness.turn()
-    await add_votes(harness, waiting, "one source each", 5, processed=False, analyze=is_analyzed)
+    await add_votes(harness, waiting, "one source each", 5, processed=False, has_statistics=is_analyzed)
     num_votes = 0
     for count in (FEW, MANY):
         turn = await harness.turn()
-        await add_votes(harness, turn, "one source each", count, vote_total_id=total_id, analyze=is_analyzed)
+        await add_votes(harness, turn, "one source each", count, vote_total_id=total_id, has_statistics=is_analyzed)
         num_votes += count
         async with harness.db.write() as session:
             await session.execute(update(VoteTotal).values(num_votes=num_votes))
+        if is_analyzed:
+            await analyze(harness, "feedback")
         amounts.append(await measure(harness, harness.db, read))
     few, many = amounts
     assert many < 1.5 * few
