@@ -17,7 +17,7 @@ from typing import Literal
 from celery import Celery
 from celery.app.amqp import AMQP
 from kombu import Connection as KombuConnection
-from kombu import Producer, transport
+from kombu import Exchange, Producer, Queue, transport
 from kombu.transport import filesystem
 from kombu.utils.encoding import str_to_bytes
 from kombu.utils.json import dumps
@@ -192,6 +192,7 @@ def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
             "control_folder": f"{folder}/control",
             "polling_interval": 0.02,  # kombu's default of 1 s would be most of a release
         }
+    is_amqp = broker_url is not None and broker_url.startswith("amqp")
     celery.conf.update(
         broker_url=broker_url or f"{EMBEDDED_SCHEME}://",
         broker_transport_options=options,
@@ -199,6 +200,11 @@ def make_celery(broker_url: str | None, broker_dir: Path) -> Celery:
         broker_connection_max_retries=None,  # an outage may last long
         task_ignore_result=True,
         task_default_queue="attune",
+        # Where messages are acknowledged and the connection breaks meanwhile, Kombu's channel for Redis counts the
+        # message as under way for ever, and takes no other. A lost message costs time, not work.
+        task_queues=[
+            Queue(name, Exchange(name), routing_key=name, no_ack=not is_amqp) for name in dict.fromkeys(QUEUES.values())
+        ],
         worker_hijack_root_logger=False,
         worker_enable_remote_control=False,
         worker_prefetch_multiplier=1,
