@@ -169,6 +169,8 @@ class Sample(Created, Base):
             *("policy_id", "group_id", "episode_reward", "reward"),
             where="state = 'open'",
         ),
+        partial_index("ix_samples_to_fill", "policy_id", "turn_id", where="state = 'open' AND origin IS NULL"),
+        # Of statements of an earlier release, which name it.
         partial_index("ix_samples_unknown_origin", "policy_id", "origin", where="state = 'open' AND origin IS NULL"),
     )
 

@@ -25,7 +25,7 @@ async def fill_columns(session: AsyncSession, policy_id: str, limit: int) -> int
     """Fill the columns of at most `limit` open samples of the policy in which they are not known. Return how many."""
     is_unknown = (Sample.policy_id == policy_id, is_open(), Sample.origin.is_(None))
     unknown = select(Sample.turn_id).where(*is_unknown).order_by(Sample.turn_id).limit(limit)
-    turn_ids = list(await session.scalars(read_by(unknown, Sample, "ix_samples_unknown_origin")))
+    turn_ids = list(await session.scalars(read_by(unknown, Sample, "ix_samples_to_fill")))
     has_feedback = exists().where(Reward.turn_id == Sample.turn_id, Reward.reward_source == EXPLICIT)
     is_automated = Sample.rater.is_(None) & ~has_feedback.correlate(Sample) & (Turn.origin != Origin.PROMPT_SET)
     values = {"origin": Turn.origin, "key_id": Turn.key_id, "replied_at": Turn.created_at, "is_automated": is_automated}

@@ -27,9 +27,10 @@ from app.models import (
 from app.training import feedback_density, fruitless_looks, select_samples
 from app.training.recomputation import request_recomputation
 from app.training.refused_rewards import find_quarantined
+from app.training.sample_columns import fill_columns
 from tests.support.deployment import Harness
 from tests.support.statement_work import count_work
-from tests.support.waiting_samples import add_samples, add_turns
+from tests.support.waiting_samples import add_samples, add_turns, analyze
 from workers.training.assemble import assemble
 
 FEW, MANY = 500, 2000
@@ -74,6 +75,24 @@ async def test_a_batch_costs_the_same_however_many_samples_wait(
             await session.execute(update(Batch).values(state="trained"))
             await session.execute(update(Sample).values(state="trained"))
     assert amounts[1] < (1.2 if is_first else 2.5) * amounts[0]
+
+
+async def test_samples_are_filled_at_the_same_cost_however_many_are_left(harness: Harness) -> None:
+    """Each step sorted all that were left, to take the first of them."""
+
+    async def fill() -> None:
+        async with harness.db.write() as session:
+            assert await fill_columns(session, policy.id, 50) == 50
+
+    policy = await harness.policy()
+    amounts = []
+    for number, count in enumerate((FEW, MANY)):
+        await add_samples(harness, count, lambda number: 1.0, prefix=f"t{number}", origin=None)
+        await analyze(harness)
+        amounts.append(await work_of(harness, fill))
+        async with harness.db.write() as session:
+            await session.execute(update(Sample).values(state="trained"))
+    assert amounts[1] < 1.3 * amounts[0]
 
 
 async def test_the_feedback_of_returned_samples_is_found_by_indexes(harness: Harness) -> None:
