@@ -17,7 +17,14 @@ from alignment.environments.episode_loop import LoopEnvironment, limit_reward
 from alignment.environments.errors import InfrastructureFailure, ToolError
 from alignment.environments.foreign import row_tasks
 from alignment.environments.host_process import HostConfig
-from alignment.environments.http_client import ANSWER_SECONDS, Answer, bearer_headers, open_client, post_json
+from alignment.environments.http_client import (
+    ANSWER_SECONDS,
+    Answer,
+    bearer_headers,
+    open_client,
+    post_json,
+    require_key,
+)
 from alignment.environments.protocols import Environment, Message, Observation, Step, Steps, Task
 from alignment.environments.tools.base import JsonObject, ToolSchema
 from alignment.environments.tools.tool_calls import AssistantMessage, ToolCall, read_arguments
@@ -153,6 +160,7 @@ class ResourcesSession(Steps):
 
     async def _post(self, path: str, body: JsonValue) -> Answer:
         answer = await post_json(self._client, f"{self._url}{path}", body, noun=NOUN, seconds=self._seconds)
+        require_key(answer.status, NOUN)
         if not answer.is_success or answer.is_cut:
             raise InfrastructureFailure(f"{NOUN} has answered {path} with {answer.status}")
         return answer

@@ -18,16 +18,21 @@ from alignment.environments.episode_loop import LoopEnvironment, limit_reward
 from alignment.environments.errors import InfrastructureFailure, ToolError
 from alignment.environments.foreign import parse_name, row_tasks, seeded_tasks
 from alignment.environments.host_process import HostConfig
-from alignment.environments.http_client import ANSWER_SECONDS, MAX_BODY_BYTES, bearer_headers, get_json, open_client
+from alignment.environments.http_client import (
+    ANSWER_SECONDS,
+    MAX_BODY_BYTES,
+    bearer_headers,
+    get_json,
+    open_client,
+    require_key,
+)
 from alignment.environments.openenv_actions import ActionForm, NoAction, choose_form
 from alignment.environments.openenv_session import (
     NOUN,
-    REFUSED_KEYS,
     Observed,
     OpenEnvSession,
     RefusedAction,
     begin_session,
-    refused_key,
 )
 from alignment.environments.openenv_tools import MessageCalls, StepCalls, ToolCalls
 from alignment.environments.protocols import Environment, Message, Observation, Step, Steps, Task
@@ -107,8 +112,7 @@ class OpenEnvServer:
     async def _fetch_schema(self) -> JsonObject:
         async with open_client(self.headers) as client:
             answer = await get_json(client, self._schema_url, noun=NOUN, seconds=self.arguments.seconds)
-        if answer.status in REFUSED_KEYS:
-            raise UnavailableEnvironment(refused_key(answer.status))
+        require_key(answer.status, NOUN)
         if answer.status >= 500:
             raise InfrastructureFailure(f"{NOUN} has answered /schema with {answer.status}")
         try:

@@ -21,6 +21,7 @@ from alignment.errors import UnavailableEnvironment
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 30.0  # until an answer is complete; a slower service is a failure of the host
 MAX_BODY_BYTES = 1 << 20
+REFUSED_KEYS = {401, 403}
 HEADERS = {"accept-encoding": "identity"}
 
 
@@ -61,6 +62,14 @@ def bearer_headers(variable: str | None) -> dict[str, str]:
             f"the environment variable {variable}, which `key_variable` names, must hold the server's key"
         )
     return {"authorization": f"Bearer {key}"}
+
+
+def require_key(status: int, noun: str) -> None:
+    """Raise UnavailableEnvironment if the status says that the server refuses the key: it would each attempt."""
+    if status in REFUSED_KEYS:
+        raise UnavailableEnvironment(
+            f"{noun} has answered with {status}: name the environment variable of its key with `key_variable`"
+        )
 
 
 @cache

@@ -25,7 +25,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, FiniteFloat, JsonValue, ValidationError
 
 from alignment.environments.errors import InfrastructureFailure
-from alignment.environments.http_client import CONNECT_SECONDS, MAX_BODY_BYTES, default_ssl_context
+from alignment.environments.http_client import CONNECT_SECONDS, MAX_BODY_BYTES, default_ssl_context, require_key
 from alignment.environments.tools.base import JsonObject
 from alignment.environments.typed_answers import read_answer
 from alignment.errors import UnavailableEnvironment
@@ -40,15 +40,10 @@ INSTALL = "openenv: needs the package websockets: pip install 'attune-server[ope
 REFUSED_ACTION = "VALIDATION_ERROR"
 NO_PLACE = "CAPACITY_REACHED"
 UNKNOWN_TYPE = "UNKNOWN_TYPE"
-REFUSED_KEYS = {401, 403}
 CLOSE_SECONDS = 5.0  # until the server has closed its environment
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 2.0
 MAX_MESSAGE_CHARS = 300
-
-
-def refused_key(status: int) -> str:
-    return f"{NOUN} has answered with {status}: name the environment variable of its key with `key_variable`"
 
 
 class RefusedAction(Exception):
@@ -221,8 +216,7 @@ async def _connect(url: str, headers: Mapping[str, str]) -> ClientConnection:
         )
     except InvalidStatus as error:
         status = error.response.status_code
-        if status in REFUSED_KEYS:
-            raise UnavailableEnvironment(refused_key(status)) from error
+        require_key(status, NOUN)
         raise InfrastructureFailure(f"{NOUN} has answered with {status}") from error
     except (OSError, TimeoutError, WebSocketException) as error:
         raise InfrastructureFailure(f"{NOUN} does not answer ({type(error).__name__})") from error

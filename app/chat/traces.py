@@ -8,7 +8,7 @@ HEADER = "traceparent"
 TRACE_ID = r"[0-9a-f]{32}"
 _VALUE = re.compile(rf"([0-9a-f]{{2}})-({TRACE_ID})-([0-9a-f]{{16}})-[0-9a-f]{{2}}(-.*)?")
 # A trace id, or a `traceparent` of it. That neither is all zero is a rule beside it.
-TRACE_PATTERN = rf"^(\s*[0-9a-f]{{2}}-{TRACE_ID}-[0-9a-f]{{16}}-[0-9a-f]{{2}}(-.*)?\s*|{TRACE_ID})$"
+TRACE_PATTERN = rf"^(\s*{_VALUE.pattern}\s*|{TRACE_ID})$"
 _INVALID_VERSION = "ff"
 
 

@@ -3,6 +3,7 @@
 from sqlalchemy import select
 
 from app.core.database import Database, now
+from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.environments.claims import settle_expired
 from app.models import AttemptState, PlannedRun, RunAttempt
@@ -19,17 +20,25 @@ async def settle_attempts(db: Database, settings: Settings) -> int:
         RunAttempt.state == AttemptState.OPEN,
         RunAttempt.lease_until < now() - settings.workers.lease_seconds,
     )
-    in_order = select(RunAttempt.id).where(*is_expired).order_by(RunAttempt.lease_until, RunAttempt.id)
-    async with db.read() as session:
-        ids = (await session.scalars(in_order.limit(MAX_SETTLED))).all()
-    num_settled = 0
-    for id in ids:
+    expired = (
+        select(PlannedRun.project_id, RunAttempt.id)
+        .join(PlannedRun, PlannedRun.id == RunAttempt.run_id)
+        .where(*is_expired)
+        .order_by(RunAttempt.lease_until, RunAttempt.id)
+        .limit(MAX_SETTLED)
+    )
+
+    async def settle(attempt_id: str) -> int:
         async with db.write() as session:
-            locking = select(RunAttempt).where(RunAttempt.id == id, *is_expired).with_for_update(skip_locked=True)
-            attempt = await session.scalar(locking)
-            if attempt is not None:
-                run = await session.get_one(PlannedRun, attempt.run_id)
-                await settle_expired(session, run.project_id, attempt)
-                num_settled += 1
+            locking = select(RunAttempt).where(RunAttempt.id == attempt_id, *is_expired)
+            attempt = await session.scalar(locking.with_for_update(skip_locked=True))
+            if attempt is None:
+                return 0
+            run = await session.get_one(PlannedRun, attempt.run_id)
+            await settle_expired(session, run.project_id, attempt)
         await db.let_others_write()
-    return num_settled
+        return 1
+
+    async with db.read() as session:
+        attempt_ids = take_turns((await session.execute(expired)).tuples())
+    return await run_each(attempt_ids, settle, "taking from a dead process the attempt")

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import and_, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.core.database import dialect_insert, now
+from app.core.database import database_time, dialect_insert, now
 from app.core.errors import Conflict, NotFound, require_row
 from app.core.leases import lease_is_free
 from app.core.pagination import apply_keyset
@@ -97,7 +97,7 @@ async def get_run(session: AsyncSession, project_id: str, name: str, *, for_upda
 async def cancel(session: AsyncSession, project_id: str, name: str) -> PlannedRun:
     """Let no attempt of the run begin any more. Those under way go on. Returns the run; raises NotFound."""
     run = await get_run(session, project_id, name, for_update=True)
-    run.cancelled_at = run.cancelled_at or await session.scalar(select(now()))
+    run.cancelled_at = run.cancelled_at or await database_time(session)
     return run
 
 

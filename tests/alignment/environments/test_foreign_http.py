@@ -41,10 +41,13 @@ class Counter:
         self.counts: dict[str, int] = {}
         self.verified: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.only_key: str | None = None
 
     async def seed_session(self, request: Request) -> Response:
         assert "target" in await request.json()
         self.keys.append(request.headers.get("authorization"))
+        if self.only_key is not None and self.keys[-1] != self.only_key:
+            return JSONResponse({"detail": "who are you?"}, 403)
         response = JSONResponse({})
         response.set_cookie("session", uuid4().hex)
         return response
@@ -129,6 +132,17 @@ async def test_key_of_the_server_is_sent(
     for arguments in ({}, {"key_variable": "SERVER_KEY"}):
         await play(open_rows(3, **arguments), count_to_target)
     assert counter.keys == [None, "Bearer sk-server"]
+
+
+async def test_refused_key_ends_the_run_and_is_not_shown(
+    open_rows: Callable[..., Environment], counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-wrong")
+    counter.only_key = "Bearer sk-server"
+    for arguments in ({}, {"key_variable": "SERVER_KEY"}):
+        with pytest.raises(UnavailableEnvironment, match=r"answered with 403: name the .* `key_variable`") as caught:
+            await play(open_rows(3, **arguments), count_to_target)
+        assert "sk-wrong" not in str(caught.value)
 
 
 async def test_attempt_that_never_answers_is_lost(open_rows: Callable[..., Environment]) -> None:

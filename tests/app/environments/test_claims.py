@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.environments.claims import MAX_EXPIRED
+from app.environments import expired_leases
+from app.environments.claims import MAX_EXPIRED, settle_expired
 from app.models import Episode, Feedback, Policy, RunAttempt
 from tests.support import episodes
 from tests.support.deployment import Harness
@@ -148,6 +150,26 @@ async def test_attempt_of_a_dead_process_that_reported_its_end_is_done(harness: 
     await reconcile(harness.db, harness.settings)
     counts = (await read(harness))["attempts"]
     assert (counts["done"], counts["waiting"]) == (1, 0)
+
+
+async def test_failing_attempt_holds_up_no_other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one whose lease ran out first comes first in each pass."""
+    await join(harness, num_tasks=2)
+    broken, other = [await claim(harness, owner=f"owner-{number}") for number in range(2)]
+    for attempt, seconds_ago in ((broken, 7200.0), (other, 3600.0)):
+        await start(harness, attempt)
+        await expire(harness, attempt, seconds_ago)
+
+    async def fail_once(session: AsyncSession, project_id: str, attempt: RunAttempt) -> None:
+        if attempt.id == broken["id"]:
+            raise RuntimeError("it fails")
+        await settle_expired(session, project_id, attempt)
+
+    monkeypatch.setattr(expired_leases, "settle_expired", fail_once)
+    with pytest.raises(ExceptionGroup):
+        await expired_leases.settle_attempts(harness.db, harness.settings)
+    owners = {row.id: row.lease_owner for row in await harness.all(RunAttempt)}
+    assert owners == {broken["id"]: "owner-0", other["id"]: None}
 
 
 async def test_renewed_lease_stays_and_a_lost_one_is_named(harness: Harness) -> None:
