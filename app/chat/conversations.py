@@ -197,8 +197,7 @@ def _read_turn(connection: Connection, query: Select[Any], values: Mapping[str, 
     row = connection.execute(query, values).one_or_none()
     if row is None:
         return None
-    messages = histories.find_messages(connection, [row.id]).get(row.id, [])
-    prompt_ids = histories.find_prompt_ids(connection, [row.id]).get(row.id)
+    messages, prompt_ids = histories.find_prompt(connection, row.id)
     return replace(ParentTurn(*row), messages=messages, prompt_ids=prompt_ids)
 
 

@@ -74,8 +74,11 @@ def _select_chains(*columns: InstrumentedAttribute[Any]) -> Select[Any]:
 
 
 # Built once: every chat that continues another one executes both, and building one takes longer than executing it.
-SELECT_MESSAGES = _select_chains(Turn.num_history_messages, Turn.own_messages, Turn.reply)
-SELECT_PROMPT_IDS = _select_chains(Turn.num_history_tokens, Turn.own_prompt_ids, Turn.output_ids)
+MESSAGES = (Turn.num_history_messages, Turn.own_messages, Turn.reply)
+PROMPT_IDS = (Turn.num_history_tokens, Turn.own_prompt_ids, Turn.output_ids)
+SELECT_MESSAGES = _select_chains(*MESSAGES)
+SELECT_PROMPT_IDS = _select_chains(*PROMPT_IDS)
+SELECT_PROMPTS = _select_chains(*MESSAGES, *PROMPT_IDS)
 
 
 def join_messages(rows: Iterable[Any], turn_ids: Collection[str]) -> dict[str, Messages]:
@@ -106,16 +109,12 @@ def _join(parts: Mapping[str, Part], turn_id: str) -> list[Any] | None:
     return [item for piece in reversed(pieces) for item in piece]
 
 
-def find_messages(connection: Connection, turn_ids: Collection[str]) -> dict[str, Messages]:
-    """Return the messages of the turns' prompts, by turn id."""
-    rows = connection.execute(SELECT_MESSAGES, {"turn_ids": list(turn_ids)}).all()
-    return join_messages(rows, turn_ids)
-
-
-def find_prompt_ids(connection: Connection, turn_ids: Collection[str]) -> dict[str, list[int]]:
-    """Return the prompt ids of the turns that have some, by turn id."""
-    rows = connection.execute(SELECT_PROMPT_IDS, {"turn_ids": list(turn_ids)}).all()
-    return join_prompt_ids(rows, turn_ids)
+def find_prompt(connection: Connection, turn_id: str) -> tuple[Messages, list[int] | None]:
+    """Return the messages and the prompt ids of a turn's prompt, read by one statement; no ids if it has none."""
+    rows = connection.execute(SELECT_PROMPTS, {"turn_ids": [turn_id]}).all()
+    messages = join_messages(((id, history_id, *stored[:3]) for id, history_id, *stored in rows), [turn_id])
+    prompt_ids = join_prompt_ids(((id, history_id, *stored[3:]) for id, history_id, *stored in rows), [turn_id])
+    return messages.get(turn_id, []), prompt_ids.get(turn_id)
 
 
 async def read_messages(session: AsyncSession, turn_ids: Collection[str]) -> dict[str, Messages]:

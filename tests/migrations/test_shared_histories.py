@@ -52,9 +52,7 @@ def read_prompts(url: str) -> Prompts:
     """Return the prompts as this release reads them."""
     with connect(url) as connection:
         ids = list(connection.scalars(sa.select(Turn.id)))
-        messages = histories.find_messages(connection, ids)
-        tokens = histories.find_prompt_ids(connection, ids)
-    return {id: (messages[id], tokens.get(id)) for id in ids}
+        return {id: histories.find_prompt(connection, id) for id in ids}
 
 
 def read_stored(url: str) -> Prompts:
