@@ -25,7 +25,6 @@ async def settle_attempts(db: Database, settings: Settings) -> int:
         .join(PlannedRun, PlannedRun.id == RunAttempt.run_id)
         .where(*is_expired)
         .order_by(RunAttempt.lease_until, RunAttempt.id)
-        .limit(MAX_SETTLED)
     )
 
     async def settle(attempt_id: str) -> int:
@@ -40,5 +39,7 @@ async def settle_attempts(db: Database, settings: Settings) -> int:
         return 1
 
     async with db.read() as session:
+        # Not more than processes had in work. The bound comes after the turns: where a project has many attempts that
+        # fail in every pass, the others are settled all the same.
         attempt_ids = take_turns((await session.execute(expired)).tuples())
-    return await run_each(attempt_ids, settle, "taking from a dead process the attempt")
+    return await run_each(attempt_ids[:MAX_SETTLED], settle, "settling the attempt")

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.environments import expired_leases
 from app.environments.claims import MAX_EXPIRED, settle_expired
-from app.models import Episode, Feedback, Policy, RunAttempt
+from app.models import Episode, Feedback, PlannedRun, Policy, Project, RunAttempt
 from tests.support import episodes
 from tests.support.deployment import Harness
 from tests.support.planned_runs import act, claim, expire, finish, join, post, read, start
@@ -170,6 +170,37 @@ async def test_failing_attempt_holds_up_no_other(harness: Harness, monkeypatch: 
         await expired_leases.settle_attempts(harness.db, harness.settings)
     owners = {row.id: row.lease_owner for row in await harness.all(RunAttempt)}
     assert owners == {broken["id"]: "owner-0", other["id"]: None}
+
+
+async def test_project_whose_attempts_fail_in_every_pass_holds_up_no_other(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its attempts expired first, and are as many as one pass settles."""
+    monkeypatch.setattr(expired_leases, "MAX_SETTLED", 2)
+    await join(harness, num_tasks=3)
+    attempts = [await claim(harness, owner=f"owner-{number}") for number in range(3)]
+    for number, attempt in enumerate(attempts):
+        await start(harness, attempt)
+        await expire(harness, attempt, 7200.0 - number)
+    async with harness.db.write() as session:  # the last one belongs to another project
+        project = Project(id="prj-other", name="other")
+        session.add(project)
+        await session.flush()
+        run = await session.scalar(select(PlannedRun))
+        assert run is not None
+        columns = {column.key: getattr(run, column.key) for column in PlannedRun.__table__.columns}
+        session.add(PlannedRun(**(columns | {"id": "run-other", "project_id": project.id})))
+        await session.flush()
+        moved = update(RunAttempt).where(RunAttempt.id == attempts[-1]["id"]).values(run_id="run-other")
+        await session.execute(moved)
+    settled = []
+
+    async def settle(session: AsyncSession, project_id: str, attempt: RunAttempt) -> None:
+        settled.append(project_id)
+
+    monkeypatch.setattr(expired_leases, "settle_expired", settle)
+    assert await expired_leases.settle_attempts(harness.db, harness.settings) == 2
+    assert "prj-other" in settled
 
 
 async def test_renewed_lease_stays_and_a_lost_one_is_named(harness: Harness) -> None:
