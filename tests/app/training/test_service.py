@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import update
 
 from alignment.config.algorithm import GRPOConfig
 from app.core.database import now
@@ -16,7 +16,7 @@ from tests.support.deployment import Harness
 from tests.support.settings import by_path
 from tests.support.statement_work import count_work
 from tests.support.trained_versions import create_batch, create_version
-from tests.support.waiting_samples import add_samples
+from tests.support.waiting_samples import add_samples, analyze
 
 ROOT = "/v1/policies/shop"
 JUDGE = {"type": "judge", "name": "judge", "url": "https://judge.example/v1", "model": "m"}
@@ -242,8 +242,7 @@ async def test_the_state_of_learning_costs_the_same_however_many_samples_wait(
             await session.execute(update(Sample).values(changed_at=0.0))
         while await sample_totals.count_miscounted(harness.db):
             pass
-        async with harness.db.write() as session:
-            await session.execute(text("ANALYZE"))
+        await analyze(harness)
         await read()
         async with count_work(harness.db) as work:
             await read()

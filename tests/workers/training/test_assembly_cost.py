@@ -133,8 +133,7 @@ async def test_quarantined_raters_of_an_episode_are_found_once_for_all_of_its_tu
             rated = zip(turn_ids, names, strict=True)
             rewards = [{"turn_id": id, "rater": name, "source": name, "value": 1.0} for id, name in rated]
             session.add_all(Reward(id=new_id("rew"), **reward) for reward in rewards)
-            await session.flush()
-            await session.execute(text("ANALYZE"))
+        await analyze(harness)
 
         async def find(turn_ids: list[str] = turn_ids) -> None:
             async with harness.db.read() as session:
@@ -209,7 +208,7 @@ async def test_samples_whose_rewards_are_equal_cost_nothing(harness: Harness, al
         await look(harness)  # which fills the columns of the new samples, and reads all groups
         async with harness.db.write() as session:
             await session.execute(update(Sample).values(LONG_AGO))
-            await session.execute(text("ANALYZE"))
+        await analyze(harness)
         await add_samples(harness, 1, lambda number: 1.0, prefix=f"new{number}")
         amounts.append(await look(harness))
     assert amounts[1] < 1.2 * amounts[0] + 20
@@ -237,8 +236,7 @@ async def test_samples_whose_project_does_not_consent_cost_nothing(harness: Harn
     for number, count in enumerate((FEW, MANY - FEW)):
         await add_samples(harness, count, lambda number: (-1.0) ** number, prefix=f"t{number}")
         await look(harness)  # which fills the columns of the new samples
-        async with harness.db.write() as session:
-            await session.execute(text("ANALYZE"))  # the planner believed that they were not filled
+        await analyze(harness)  # the planner believed that they were not filled
         amounts.append(await look(harness))
     assert amounts[1] < 1.5 * amounts[0]
 
@@ -255,7 +253,7 @@ async def test_feedback_of_a_policy_without_traffic_is_measured_at_the_same_cost
         await add_turns(harness, count, prefix)
         async with harness.db.write() as session:
             await session.execute(update(Turn).values(created_at=now() - 2 * feedback_density.MIN_AGE_SECONDS))
-            await session.execute(text("ANALYZE"))
+        await analyze(harness)
         amounts.append(await work_of(harness, measure))
     assert amounts[1] < 1.5 * amounts[0] + 10
 
@@ -277,7 +275,7 @@ async def test_turns_that_are_not_compared_are_read_up_to_a_bound(
             times = [{"id": turn.id, "created_at": float(MANY * len(amounts) + n)} for n, turn in enumerate(turns)]
             await session.execute(update(Turn), times)
             await session.execute(update(Turn).values(route_reason=RouteReason.PINNED))
-            await session.execute(text("ANALYZE"))
+        await analyze(harness)
         amounts.append(await work_of(harness, compare))
     assert [arm.turns for arm in arms] == [0, 0] and amounts[1] < 1.5 * amounts[0]
 
@@ -294,7 +292,6 @@ async def test_the_comparison_of_a_canary_has_a_bound(harness: Harness, monkeypa
     amounts = []
     for prefix, count in (("a", FEW), ("b", MANY - FEW)):
         await add_turns(harness, count, prefix)
-        async with harness.db.write() as session:
-            await session.execute(text("ANALYZE"))
+        await analyze(harness)
         amounts.append(await work_of(harness, compare))
     assert [arm.turns for arm in arms] == [500, 500] and amounts[1] < 1.5 * amounts[0]
