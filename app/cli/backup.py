@@ -18,7 +18,7 @@ from app.cli.output import Row, format_time, print_object
 from app.core.encryption import CLEAR_TEXT
 from app.core.settings import get_settings
 from app.ops import backup
-from app.ops.backup_database import one_line
+from app.ops.backup_connections import one_line
 from app.ops.backup_manifest import BackupManifest, Report
 
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal

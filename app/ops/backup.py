@@ -21,7 +21,8 @@ from alignment.errors import DamagedAdapter
 from app.core.database_roles import grant_service
 from app.core.encryption import CLEAR_TEXT, read_cipher
 from app.core.settings import Settings
-from app.ops import backup_database
+from app.ops import backup_database, restore_database
+from app.ops.backup_connections import is_sqlite
 from app.ops.backup_manifest import (
     FORMAT,
     Artifact,
@@ -70,7 +71,7 @@ def create_backup(settings: Settings, destination: Path, report: Report, *, inco
         manifest = BackupManifest(
             format=FORMAT,
             created_at=time.time(),
-            database="sqlite" if backup_database.is_sqlite(settings.database_url) else "postgresql",
+            database="sqlite" if is_sqlite(settings.database_url) else "postgresql",
             database_file=database_file,
             contents=contents,
             absent=absent,
@@ -167,7 +168,7 @@ def restore_backup(settings: Settings, folder: Path, report: Report) -> BackupMa
             report("files", done, total)
     file = folder / manifest.database_file
     owner_url = settings.owner_database_url
-    backup_database.restore_database(owner_url, file, manifest.contents, home, manifest.absent, report)
+    restore_database.restore_database(owner_url, file, manifest.contents, home, manifest.absent, report)
     grant_service(settings)
     marker.unlink()
     return manifest
@@ -179,11 +180,11 @@ def find_missing_keys(settings: Settings, manifest: BackupManifest) -> list[str]
 
 
 def _require_restorable(settings: Settings, manifest: BackupManifest) -> None:
-    database = "sqlite" if backup_database.is_sqlite(settings.database_url) else "postgresql"
+    database = "sqlite" if is_sqlite(settings.database_url) else "postgresql"
     if manifest.database != database:
         raise BackupError(f"the backup is of {manifest.database}, and ATTUNE_DATABASE__URL names {database}")
-    backup_database.require_known_revision(manifest.contents.schema_revision, settings.database_url)
-    backup_database.require_empty_database(settings.owner_database_url)
+    restore_database.require_known_revision(manifest.contents.schema_revision, settings.database_url)
+    restore_database.require_empty_database(settings.owner_database_url)
     home = settings.home.resolve()
     if (home / RESTORE_MARKER).exists():
         _delete_restored(home, manifest)

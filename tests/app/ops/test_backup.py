@@ -29,7 +29,8 @@ from app.models import (
     VersionState,
     WebhookEndpoint,
 )
-from app.ops import backup, backup_database
+from app.ops import backup, backup_database, restore_database
+from app.ops.backup_connections import closing_engine, run_program
 from app.ops.backup_manifest import BACKUP_MANIFEST, BackupError, BackupManifest, Contents, Report, find_problems
 from app.privacy.retention_files import copy_without_state
 from tests.migrations.rows import insert_rows
@@ -341,7 +342,7 @@ async def test_schema_of_an_older_release_is_backed_up_and_restored(
         old.home.mkdir()
         await asyncio.to_thread(command.upgrade, alembic_config(old.database_url), revision)
         engine = create_engine(old.database_url.replace("+aiosqlite", ""))
-        with backup_database.closing_engine(engine), engine.begin() as connection:
+        with closing_engine(engine), engine.begin() as connection:
             insert_rows(connection, "old")
         folder = tmp_path / "one"
         manifest = await asyncio.to_thread(backup.create_backup, old, folder, ignore_progress, incomplete=True)
@@ -381,7 +382,7 @@ async def test_restore_that_fails_is_refused_at_start_and_can_be_repeated(
     await create(deployment, tmp_path / "one")
     with empty_home(deployment.settings, tmp_path / "other") as settings:
         with monkeypatch.context() as failing:
-            failing.setattr(backup_database, "_adapt_rows", fail)
+            failing.setattr(restore_database, "_adapt_rows", fail)
             with pytest.raises(BackupError, match=r"it went down.*restore again"):
                 await restore(settings, tmp_path / "one")
         with pytest.raises(ValueError, match="no tables yet"):
@@ -404,10 +405,9 @@ async def test_restore_that_is_killed_has_no_schema_revision(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed after pg_restore has committed."""
-    run = backup_database.run_program
 
     def run_and_die(command: list[str], *args: Any) -> None:
-        run(command, *args)
+        run_program(command, *args)
         if "pg_restore" in command[0]:
             raise KeyboardInterrupt
 
@@ -415,7 +415,7 @@ async def test_restore_that_is_killed_has_no_schema_revision(
     await asyncio.to_thread(backup.create_backup, source, tmp_path / "one", ignore_progress)
     with empty_home(source, tmp_path / "other") as settings:
         with monkeypatch.context() as dying:
-            dying.setattr(backup_database, "run_program", run_and_die)
+            dying.setattr(restore_database, "run_program", run_and_die)
             with pytest.raises(KeyboardInterrupt):
                 backup.restore_backup(settings, tmp_path / "one", ignore_progress)
         with pytest.raises(ValueError, match="no tables yet"):
@@ -435,7 +435,7 @@ async def test_database_that_is_used_after_a_failed_restore_is_kept(
     await create(deployment, tmp_path / "one")
     with empty_home(deployment.settings, tmp_path / "other") as settings:
         with monkeypatch.context() as failing:
-            failing.setattr(backup_database, "run_program", fail)
+            failing.setattr(restore_database, "run_program", fail)
             failing.setattr(shutil, "copyfile", fail)
             with pytest.raises(BackupError, match="it went down"):
                 await restore(settings, tmp_path / "one")
@@ -458,7 +458,7 @@ def test_passwords_are_not_on_the_command_line(tmp_path: Path, url: str, expecte
     program, out = tmp_path / "program", tmp_path / "out"
     program.write_text(f'#!/bin/sh\necho "$PGPASSWORD" > {out}\nfor argument; do echo "$argument" >> {out}; done\n')
     program.chmod(0o700)
-    backup_database.run_program([str(program), "--flag"], make_url(url), lambda: None)
+    run_program([str(program), "--flag"], make_url(url), lambda: None)
     password, *arguments = out.read_text().splitlines()
     assert password == "secret" and not any("secret" in argument for argument in arguments)
     assert arguments[0] == "--flag" and len(arguments) == 2
@@ -468,7 +468,7 @@ def test_passwords_are_not_on_the_command_line(tmp_path: Path, url: str, expecte
 
 def test_password_of_a_tls_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="sslpassword"):
-        backup_database.run_program(["none"], make_url("postgresql+psycopg://db/shop?sslpassword=x"), lambda: None)
+        run_program(["none"], make_url("postgresql+psycopg://db/shop?sslpassword=x"), lambda: None)
 
 
 def test_error_of_a_client_program_is_one_line(tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_error_of_a_client_program_is_one_line(tmp_path: Path) -> None:
     program.write_text('#!/bin/sh\nprintf "pg_dump: error: aborting\\npg_dump: detail: too old\\n" >&2\nexit 1\n')
     program.chmod(0o700)
     with pytest.raises(BackupError) as failed:
-        backup_database.run_program([str(program)], make_url("postgresql+psycopg://db/shop"), lambda: None)
+        run_program([str(program)], make_url("postgresql+psycopg://db/shop"), lambda: None)
     assert "aborting pg_dump: detail: too old" in str(failed.value) and "\n" not in str(failed.value)
 
 
@@ -485,7 +485,7 @@ async def test_backup_of_another_schema_or_database_is_refused(deployment: Harne
     with pytest.raises(BackupError, match="exists"):
         await create(deployment, tmp_path / "one")
     with pytest.raises(BackupError, match="later release"):
-        backup_database.require_known_revision("29990101_0000", deployment.settings.database_url)
+        restore_database.require_known_revision("29990101_0000", deployment.settings.database_url)
     other = "sqlite+aiosqlite:///" if manifest.database == "postgresql" else "postgresql+psycopg://postgres@127.0.0.1/"
     settings = deployment.settings.replace({"home": tmp_path / "other", "database.url": f"{other}{tmp_path}/new.db"})
     with pytest.raises(BackupError, match="ATTUNE_DATABASE__URL"):
