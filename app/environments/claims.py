@@ -14,7 +14,7 @@ from app.core.jobs import enqueue_after_commit
 from app.core.leases import lease_is_free
 from app.core.settings import Settings
 from app.environments.service import get_run, plan_of
-from app.episodes import service as episodes
+from app.episodes.episode_ends import record_report
 from app.episodes.schemas import EndRequest
 from app.models import (
     LOST_REASONS,
@@ -141,7 +141,7 @@ async def lose_try(session: AsyncSession, project_id: str, attempt: RunAttempt, 
     if episode.end_fingerprint is None:
         connection = await session.connection()
         report = EndRequest(outcome=None, reason=reason.value)
-        await connection.run_sync(episodes.record_report, project_id, episode.id, report)
+        await connection.run_sync(record_report, project_id, episode.id, report)
         enqueue_after_commit(session, "curate")
     elif episode.reported_reason not in LOST_REASONS:
         attempt.state, attempt.reason = AttemptState.DONE, None

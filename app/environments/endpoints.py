@@ -22,8 +22,8 @@ from app.environments.schemas import (
     RunView,
     StartRequest,
 )
+from app.episodes.episode_ends import may_report_outcome, require_outcome_scope
 from app.episodes.schemas import NewEpisodeView
-from app.episodes.service import may_report_outcome, require_outcome_scope
 from app.episodes.views import show_with_key
 from app.feedback.feedback_writer import FeedbackWriter
 from app.models import EndReason

@@ -11,6 +11,7 @@ from app.core.settings import Settings
 from app.environments.claims import lease_lost, leave_group, lock_held, lose_try
 from app.environments.schemas import FinishRequest, Plan, StartRequest
 from app.environments.service import get_run, plan_of
+from app.episodes import episode_ends
 from app.episodes import service as episodes
 from app.episodes.schemas import EpisodeGroup, EpisodeLimits, EpisodeRequest, EpisodeView
 from app.feedback.feedback_limits import FeedbackLimits
@@ -107,7 +108,7 @@ async def finish(
     that, or None if it never began.
 
     A lost one is repeated once. The same request again changes nothing. `failure_outcome`: as `default_outcome` of
-    `episodes.end`. Raises NotFound, and Conflict for a lost lease, or an episode with another end.
+    `episode_ends.end`. Raises NotFound, and Conflict for a lost lease, or an episode with another end.
     """
     run = await get_run(session, project_id, name)
     attempt = await lock_held(session, run, attempt_id, request.fence)
@@ -121,7 +122,7 @@ async def finish(
     if episode_id is not None:
         default = failure_outcome if request.reason == EndReason.FAILED.value else None
         connection = await session.connection()
-        await connection.run_sync(episodes.record_end, project_id, episode_id, request.report(), limits, default)
+        await connection.run_sync(episode_ends.record_end, project_id, episode_id, request.report(), limits, default)
         enqueue_after_commit(session, "curate")
     if not is_lost:
         attempt.state = AttemptState.DONE

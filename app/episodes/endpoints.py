@@ -10,7 +10,7 @@ from app.chat.schemas import ChatRequest, CompletionView, parse_chat_request
 from app.core.errors import ERROR_RESPONSES, BadRequest, NotFound
 from app.core.http import json_body, services_of
 from app.core.settings import Settings
-from app.episodes import content, service
+from app.episodes import content, episode_ends, service
 from app.episodes.graph import read_graph
 from app.episodes.schemas import (
     DeletedEpisode,
@@ -111,13 +111,13 @@ async def end_episode(
     _require_own(caller, episode_id)
     default_outcome: float | None = None
     if body.outcome is not None:
-        service.require_outcome_scope(caller)
-    elif body.reason == EndReason.FAILED.value and service.may_report_outcome(caller):
+        episode_ends.require_outcome_scope(caller)
+    elif body.reason == EndReason.FAILED.value and episode_ends.may_report_outcome(caller):
         async with db.read() as session:
             settings = services_of(request).get(Settings)
-            default_outcome = await service.read_failure_outcome(session, settings, episode_id)
+            default_outcome = await episode_ends.read_failure_outcome(session, settings, episode_id)
     limits = services_of(request).get(FeedbackWriter).limits
-    await service.end(db, caller.project_id, episode_id, body, limits, default_outcome)
+    await episode_ends.end(db, caller.project_id, episode_id, body, limits, default_outcome)
     async with db.read() as session:
         return await service.get(session, caller.project_id, episode_id)
 

@@ -1,49 +1,27 @@
-"""Create, end and read episodes. The outcome that an end reports is feedback on the episode."""
+"""Create and read episodes."""
 
-import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-from sqlalchemy import func, select, update
-from sqlalchemy.engine import Connection
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.chat.episode_limits import NUM_TOKENS, NUM_TURNS
-from app.core.database import Database, dialect_insert, now
-from app.core.errors import AttuneError, Conflict, Forbidden, NotFound, Unprocessable, require_row
-from app.core.jobs import enqueue_after_commit
+from app.core.database import dialect_insert, now
+from app.core.errors import Conflict, NotFound, Unprocessable, require_row
 from app.core.pagination import apply_keyset
 from app.core.rows import AnyRow, AnySelect
 from app.core.settings import Settings
-from app.episodes.schemas import EndRequest, EpisodeGroup, EpisodeLimits, EpisodeRequest, EpisodeView
-from app.feedback.feedback_limits import FeedbackLimits
-from app.feedback.feedback_writer import build_submission, submit_many
-from app.feedback.kinds import parse_feedback
-from app.models import (
-    ANSWERING,
-    EndReason,
-    Episode,
-    EpisodeSampling,
-    EpisodeState,
-    Policy,
-    SourceKind,
-    Version,
-    VersionRule,
-    new_id,
-)
+from app.episodes.fingerprints import fingerprint_of
+from app.episodes.schemas import EpisodeGroup, EpisodeLimits, EpisodeRequest, EpisodeView
+from app.models import ANSWERING, Episode, EpisodeSampling, EpisodeState, Policy, Version, VersionRule, new_id
 from app.policies import repository as policies
 from app.policies.overrides import effective_settings
 from app.policies.references import format_reference
 from app.projects.auth import Caller
 from app.projects.episode_keys import derive_key
-from app.projects.scopes import PROGRAMS_SCOPE, has_scope
 from app.projects.service import digest_key
-
-FIRST_FIELDS = ("policy", "task", "metadata", "limits")  # of EpisodeRequest, in the release that introduced it
-OUTCOME_NAME = "outcome"
-OUTCOME_SOURCE = {"kind": SourceKind.CODE.value, "id": "episode"}
 
 
 @dataclass(frozen=True)
@@ -157,122 +135,6 @@ async def _require_same_group(
         "the same task; name another group."
     )
     raise Conflict(message, code="episode_group", param="group")
-
-
-def fingerprint_of(request: EpisodeRequest) -> str:
-    """Return the digest of a request to create an episode. Fields that later releases added count where they are set:
-    a request that an earlier release recorded has the same digest when it is repeated."""
-    body, defaults = request.model_dump(mode="json"), EpisodeRequest(policy=request.policy).model_dump(mode="json")
-    return _digest({name: value for name, value in body.items() if name in FIRST_FIELDS or value != defaults[name]})
-
-
-def may_report_outcome(caller: Caller) -> bool:
-    """Return whether the key may report an outcome, which is feedback of a program."""
-    return has_scope(caller.scopes, "feedback") and PROGRAMS_SCOPE in caller.scopes
-
-
-def require_outcome_scope(caller: Caller) -> None:
-    """Raise Forbidden if the key may not report an outcome."""
-    if not may_report_outcome(caller):
-        message = f"An outcome needs the scopes 'feedback' and '{PROGRAMS_SCOPE}', which this API key lacks."
-        raise Forbidden(message, param="outcome")
-
-
-async def read_failure_outcome(session: AsyncSession, settings: Settings, episode_id: str) -> float | None:
-    """Return the outcome that the episode's policy gives a failure without one (`rewards.episode_failure`), or None."""
-    query = select(Policy).join(Episode, Episode.policy_id == Policy.id).where(Episode.id == episode_id)
-    policy = await session.scalar(query)
-    return None if policy is None else effective_settings(policy, settings).rewards.episode_failure
-
-
-async def end(
-    db: Database,
-    project_id: str,
-    episode_id: str,
-    request: EndRequest,
-    limits: FeedbackLimits,
-    default_outcome: float | None = None,
-) -> None:
-    """Record how an episode went, as `record_end` does."""
-
-    def write(connection: Connection) -> None:
-        if record_end(connection, project_id, episode_id, request, limits, default_outcome):
-            enqueue_after_commit(connection, "curate")  # feedback on it has waited for the end
-
-    await db.run_write(write)
-
-
-def record_end(
-    connection: Connection,
-    project_id: str,
-    episode_id: str,
-    request: EndRequest,
-    limits: FeedbackLimits,
-    default_outcome: float | None = None,
-) -> bool:
-    """Record a report as `record_report` does, with its outcome as feedback; without one `default_outcome` is learned
-    from. Returns whether it was the first report."""
-    if not record_report(connection, project_id, episode_id, request):
-        return False
-    outcome = default_outcome if request.outcome is None else request.outcome
-    if outcome is not None:
-        _write_outcome(connection, project_id, episode_id, outcome, limits)
-    return True
-
-
-def record_report(connection: Connection, project_id: str, episode_id: str, request: EndRequest) -> bool:
-    """Record what was reported of an episode's end; the same report again changes nothing. Returns whether it was the
-    first one.
-
-    An episode that a limit has ended keeps that reason, and takes the first report's outcome. The caller enqueues
-    `curate`. Raises NotFound, and Conflict for another report.
-    """
-    columns = (Episode.state, Episode.end_reason, Episode.end_fingerprint, Episode.outcome)
-    query = select(*columns).where(Episode.id == episode_id, Episode.project_id == project_id)
-    row = connection.execute(query.with_for_update()).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no episode '{episode_id}'.", param="episode_id")
-    fingerprint = _digest(request.model_dump(mode="json"))
-    if row.end_fingerprint is not None:
-        if row.end_fingerprint != fingerprint:
-            raise _other_end(episode_id, row)
-        return False
-    reason = EndReason(request.reason)
-    values: dict[str, object] = {"outcome": request.outcome, "end_fingerprint": fingerprint}
-    values |= {"reported_reason": reason, "processed": False}
-    if row.state == EpisodeState.OPEN:
-        values |= {"state": EpisodeState.ENDED, "end_reason": reason, "ended_at": now()}
-    connection.execute(update(Episode).where(Episode.id == episode_id).values(values))
-    return True
-
-
-def _write_outcome(
-    connection: Connection, project_id: str, episode_id: str, outcome: float, limits: FeedbackLimits
-) -> None:
-    body = {
-        "kind": "score",
-        "value": outcome,
-        "name": OUTCOME_NAME,
-        "source": OUTCOME_SOURCE,
-        "target": {"episode_id": episode_id},
-    }
-    submission = build_submission(project_id, parse_feedback(body), body)
-    [result] = submit_many(connection, [submission], limits)
-    if isinstance(result, AttuneError):
-        raise result
-
-
-def _other_end(episode_id: str, row: AnyRow) -> Conflict:
-    outcome = "without an outcome" if row.outcome is None else f"with the outcome {row.outcome:g}"
-    message = (
-        f"The episode '{episode_id}' has been reported before, {outcome} ({row.end_reason}). To change what is learned "
-        f'from it, send feedback with the target {{"episode_id": "{episode_id}"}} to POST /v1/feedback.'
-    )
-    return Conflict(message, code="episode_ended")
-
-
-def _digest(value: dict[str, object]) -> str:
-    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 async def get(session: AsyncSession, project_id: str, episode_id: str) -> EpisodeView:

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from app.chat.sampling_override import POLICY_SAMPLING, override_sampling
+from app.episodes.fingerprints import fingerprint_of
 from app.episodes.schemas import EpisodeRequest
-from app.episodes.service import fingerprint_of
 from app.inference.request import Sampling
 from app.models import Sample, SampleState, Turn
 from tests.support import episodes
