@@ -13,15 +13,8 @@ from app.core.database import Database, dialect_insert
 from app.core.planner import prefer_indexes
 from app.core.run_each import run_each
 from app.core.settings import Settings
-from app.feedback.outcomes import (
-    BATCH_CONDITIONS,
-    BY_SEQ,
-    DECIDING_STATES,
-    REASONS,
-    Reason,
-    state_of,
-    to_code,
-)
+from app.feedback.outcome_reasons import REASONS, Reason, state_of
+from app.feedback.outcomes import BATCH_CONDITIONS, BY_SEQ, DECIDING_STATES, to_code
 from app.models import Batch, Feedback, Project, SampleState, SourceKind, Version, VoteCursor, VoteTotal
 from app.training.vote_totals import IS_UNCOUNTED_VOTE
 

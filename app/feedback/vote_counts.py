@@ -10,7 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from app.core.planner import prefer_indexes
-from app.feedback.outcomes import BATCH_CONDITIONS, CODES, DECIDING_STATES, REASONS, Reason, select_outcomes, to_code
+from app.feedback.outcome_reasons import CODES, REASONS, Reason
+from app.feedback.outcomes import BATCH_CONDITIONS, DECIDING_STATES, select_outcomes, to_code
 from app.models import VOTE_KINDS, Batch, BatchState, Feedback, Policy, SourceKind, Turn, Version
 from app.training.vote_totals import IS_UNCOUNTED_FROM_BOUND, IS_UNCOUNTED_VOTE, read_totals
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.feedback import vote_counts
-from app.feedback.outcomes import CODES, REASONS, SENTENCES, state_of
+from app.feedback.outcome_reasons import CODES, REASONS, SENTENCES, state_of
 from app.feedback.schemas import OutcomeState
 from app.feedback.vote_counts import LearnedCount, VoteCount
 from app.models import Policy

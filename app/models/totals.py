@@ -13,7 +13,7 @@ class VoteTotal(Base):
 
     id: Mapped[int] = mapped_column(BigInt, primary_key=True, autoincrement=True)
     policy_id: Mapped[str] = mapped_column(ForeignKey("policies.id"))
-    reason: Mapped[str] = mapped_column(String(32), doc="an app.feedback.outcomes.Reason")
+    reason: Mapped[str] = mapped_column(String(32), doc="an app.feedback.outcome_reasons.Reason")
     is_person: Mapped[bool]
     num_votes: Mapped[int] = mapped_column(BigInteger, default=0, server_default=text("0"))
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select, update
 
 from app.feedback import settled_votes
-from app.feedback.outcomes import REASONS, SENTENCES, Reason, state_of
+from app.feedback.outcome_reasons import REASONS, SENTENCES, Reason, state_of
 from app.feedback.vote_counts import count_votes
 from app.models import (
     VOTE_KINDS,
