@@ -73,12 +73,12 @@ def _select_chains(*columns: InstrumentedAttribute[Any]) -> Select[Any]:
     return select(Turn.id, Turn.history_id, *columns).join(chain, chain.c.id == Turn.id)
 
 
-# Built once: every chat that continues another one executes both, and building one takes longer than executing it.
-MESSAGES = (Turn.num_history_messages, Turn.own_messages, Turn.reply)
-PROMPT_IDS = (Turn.num_history_tokens, Turn.own_prompt_ids, Turn.output_ids)
-SELECT_MESSAGES = _select_chains(*MESSAGES)
-SELECT_PROMPT_IDS = _select_chains(*PROMPT_IDS)
-SELECT_PROMPTS = _select_chains(*MESSAGES, *PROMPT_IDS)
+# Built once: every chat that continues another one executes one of them, and building one takes longer than that.
+MESSAGE_COLUMNS = (Turn.num_history_messages, Turn.own_messages, Turn.reply)
+TOKEN_COLUMNS = (Turn.num_history_tokens, Turn.own_prompt_ids, Turn.output_ids)
+SELECT_MESSAGES = _select_chains(*MESSAGE_COLUMNS)
+SELECT_PROMPT_IDS = _select_chains(*TOKEN_COLUMNS)
+SELECT_PROMPTS = _select_chains(*MESSAGE_COLUMNS, *TOKEN_COLUMNS)
 
 
 def join_messages(rows: Iterable[Any], turn_ids: Collection[str]) -> dict[str, Messages]:

@@ -39,7 +39,6 @@ async def settle_attempts(db: Database, settings: Settings) -> int:
         return 1
 
     async with db.read() as session:
-        # Not more than processes had in work. The bound comes after the turns: where a project has many attempts that
-        # fail in every pass, the others are settled all the same.
+        # The bound comes after the turns, so that a project whose attempts fail in every pass holds up no other.
         attempt_ids = take_turns((await session.execute(expired)).tuples())
     return await run_each(attempt_ids[:MAX_SETTLED], settle, "settling the attempt")
