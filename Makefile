@@ -26,7 +26,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup setup-vllm lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-lags bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-noisy-raters bench-rater-weights bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl bench-intake bench-sandboxes bench-environments clean
+.PHONY: help setup setup-vllm lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-lags bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-noisy-raters bench-rater-weights bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl bench-intake bench-sandboxes bench-environments bench-games clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -238,6 +238,9 @@ bench-sandboxes: $(MAIN)/.done ## how many snippets each sandbox runs in a secon
 
 bench-environments: $(MAIN)/.done ## turns per second of the loop of environments on a scripted engine, and their CPU time; a minute
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.environment_loop $(ATTUNE_BENCH_FLAGS)
+
+bench-games: $(MAIN)/.done ## learning in TextArena's GuessTheNumber, by credit; ten minutes a run of 200 updates, resumes where it stopped
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.games $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else
 	rm -rf $(MAIN) $(ENGINE) $(VLLM) $(PARITY) $(TOOLS) $(CHART) $(DOCS) .attune/demo

@@ -153,6 +153,12 @@ SMOKE = (
         "--databases sqlite --turns 2 --attempts 4 --group 2 --seconds 0.5",
         tables=("| what | turns per second |",),
     ),
+    bench(
+        "games",
+        "--updates 1 --every 1 --games 8 --evaluation 16 --pretraining 50 --out {out}/games.jsonl",
+        tables=("| game | credit |",),
+        writes=("games.jsonl",),
+    ),
     bench("sandboxes", "--seconds 0.5", tables=("| sandbox | one at a time, per second |",)),
     bench("rater-weights", "--crowds 1", tables=("| approval | who says nothing |",)),
     bench(

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from alignment.config.trainer import LoRAConfig
 
-MAX_ROWS = 32  # replies that are decoded together; prompts of similar length keep the padding small
+MAX_ROWS = 32  # replies that are decoded together by default; prompts of similar length keep the padding small
 COMPACT_BELOW = 0.6  # share of unfinished rows at which finished rows are removed, which copies the cache
 
 
@@ -56,14 +56,15 @@ class Cache(NamedTuple):
 
 
 class Sampler:
-    """Samples at temperature 1 from the base model plus the loaded adapter."""
+    """Samples at temperature 1 from the base model plus the loaded adapter, or from other weights of its shape."""
 
-    def __init__(self, base_model: Path, lora: LoRAConfig | None = None) -> None:
+    def __init__(self, base_model: Path, lora: LoRAConfig | None = None, *, max_rows: int = MAX_ROWS) -> None:
         logging.disable_progress_bar()
         model = Qwen2ForCausalLM.from_pretrained(base_model, dtype=torch.float32, local_files_only=True)
         config = model.config
         self._weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self._lora = lora or LoRAConfig()
+        self._max_rows = max_rows
         self._num_layers, self._num_heads = config.num_hidden_layers, config.num_attention_heads
         self._eps, self._end = config.rms_norm_eps, int(config.eos_token_id)
         assert config.num_key_value_heads == self._num_heads, "the demo model shares no keys between heads"
@@ -75,13 +76,20 @@ class Sampler:
         """Load an adapter, with tensor names as in its file. An empty one gives the base model."""
         self._layers = [self._merge_adapter(f"model.layers.{number}.", adapter) for number in range(self._num_layers)]
 
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load full weights, with tensor names as in the base model's file."""
+        self._weights |= {name: tensor.detach() for name, tensor in weights.items()}
+        if "lm_head.weight" not in weights:  # the output head is the embedding
+            self._weights["lm_head.weight"] = self._weights["model.embed_tokens.weight"]
+        self.load_adapter({})
+
     @torch.inference_mode()
     def sample(
         self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, count: int = 1, max_tokens: int = 160
     ) -> list[list[Reply]]:
         """Return `count` replies to every prompt, of at most `max_tokens` tokens."""
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        step = max(1, MAX_ROWS // count)
+        step = max(1, self._max_rows // count)
         sampled: dict[int, list[Reply]] = {}
         for start in range(0, len(by_length), step):
             chunk = by_length[start : start + step]
