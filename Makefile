@@ -209,7 +209,7 @@ bench-votes: setup ## votes until 85 % of the replies are liked, on the whole se
 bench-policies: setup ## two policies with different algorithms learn side by side from one crowd, on the whole service; a quarter of an hour
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.policies $(ATTUNE_BENCH_FLAGS)
 
-bench-swap: setup ## the effect of 100 publications on the users of two replicas, compared with pause, reload, resume; five minutes
+bench-swap: setup ## the effect of 100 publications on the users of two replicas, compared with pause, reload, resume; five minutes (--engine sglang vllm --in-turn 4: beside vLLM's, after make setup-vllm)
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.swap $(ATTUNE_BENCH_FLAGS)
 
 bench-swap-full: setup ## the same with full weights (docs/full-weights.md): thirty publications, twelve moves

@@ -154,9 +154,34 @@ def benchmarks() -> Iterator[tuple[str, str]]:
             yield module, rest.replace("$(ATTUNE_BENCH_FLAGS)", target.options.format(out="/nowhere"))
 
 
-@pytest.mark.parametrize(("module", "options"), benchmarks())
+SWAP = "tests.benchmarks.swap"
+
+
+@pytest.mark.parametrize(("module", "options"), [*benchmarks(), (SWAP, "--engine sglang vllm --in-turn 2")])
 def test_benchmarks_know_the_options_of_smoke(module: str, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [module, *shlex.split(options), "--help"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(module, run_name="__main__")
     assert ended.value.code == 0, "an option is refused before the help is printed"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("--engine vllm --adaptation full", "vLLM serves adapters only"),
+        ("--engine sglang vllm --adapter-delivery memory", "vLLM takes adapters by path only"),
+        ("--engine sglang vllm --replicas 1", "raise --replicas"),
+        ("--engine vllm vllm", "names a kind twice"),
+        ("--engine vllm --in-turn 2", "needs two kinds"),
+        ("--engine sglang vllm --in-turn 3 --publications 2", "a publication for each fleet"),
+        ("--engine trl", "invalid choice: 'trl'"),
+    ],
+)
+def test_swaps_are_refused_before_anything_starts(
+    options: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [SWAP, *shlex.split(options)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(SWAP, run_name="__main__")
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err

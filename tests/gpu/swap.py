@@ -32,7 +32,7 @@ from alignment.config.trainer import LoRAConfig, TrainerConfig
 from app.core.settings import Settings
 from app.models import Version
 from tests.benchmarks.first_token import sglang
-from tests.benchmarks.swap import spread
+from tests.benchmarks.swap_report import spread
 from tests.benchmarks.swap_versions import UnpublishedVersion
 from tests.gpu.swap_streams import TOKENS, StreamedReply, StreamsProcess, streams_process
 from tests.gpu.swap_trainer import ReplyIds, TrainerProcess, trainer_process

@@ -23,8 +23,8 @@ from sqlalchemy import select
 from app.core.settings import DEMO_MODEL
 from app.models import Deployment, Engine, EngineState, Turn, TurnState, Version, VersionState
 from demo.recompute_logprobs import check_logprobs
-from tests.benchmarks import swap
 from tests.benchmarks.deployment import POLICY
+from tests.benchmarks.swap_deployment import SwapDeployment, run_deployment
 from tests.benchmarks.swap_users import Users
 from tests.benchmarks.swap_versions import UnpublishedVersion, make_versions, publish
 
@@ -69,7 +69,7 @@ async def run_engine_kills(
 ) -> EngineKillRun:
     """Run at most `count` kills, for about `seconds`; then check every reply and version."""
     result, ends = EngineKillRun(), time.monotonic() + seconds
-    async with swap.run_deployment("sqlite", replicas=2, apis=1) as deployment:
+    async with run_deployment("sqlite", replicas=2, apis=1) as deployment:
         folder = deployment.settings.home / "unpublished"
         unpublished = await asyncio.to_thread(make_versions, folder, DEMO_MODEL, num_versions)
         users = Users(deployment.urls, deployment.key, POLICY, 4)
@@ -95,7 +95,7 @@ async def run_engine_kills(
 
 @dataclass
 class Killer:
-    deployment: swap.SwapDeployment
+    deployment: SwapDeployment
     rng: random.Random
     result: EngineKillRun
 
@@ -186,7 +186,7 @@ async def is_answering(engine: httpx2.AsyncClient) -> bool:
 class Releaser:
     """Publishes, rolls back and deploys in random order during the kills."""
 
-    deployment: swap.SwapDeployment
+    deployment: SwapDeployment
     unpublished: list[UnpublishedVersion]
     rng: random.Random
     result: EngineKillRun
@@ -238,7 +238,7 @@ class Releaser:
             return await session.get_one(Version, id)
 
 
-async def check_replies(deployment: swap.SwapDeployment, users: Users, result: EngineKillRun) -> None:
+async def check_replies(deployment: SwapDeployment, users: Users, result: EngineKillRun) -> None:
     """Compare every reply that a user received with the stored turn, and recompute its log-probs."""
     async with deployment.db.read() as session:
         turns = {turn.completion_id: turn for turn in await session.scalars(select(Turn))}
