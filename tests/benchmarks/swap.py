@@ -17,6 +17,7 @@ agents, whose chats are episodes of several turns.
 
 import argparse
 import asyncio
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,9 +72,10 @@ def plan_fleets(args: argparse.Namespace, versions: Sequence[UnpublishedVersion]
             yield Fleet(kinds, of_turn, moves, pauses if can_pause else 0, args.seed + turn)
 
 
-async def run_fleet(args: argparse.Namespace, fleet: Fleet) -> SwapFigures:
-    """Run one deployment with its users, releases and moves, and at its end the comparison."""
-    print(f"{fleet.name}: {len(fleet.versions)} publications, {fleet.moves} moves", flush=True)
+async def run_fleet(args: argparse.Namespace, fleet: Fleet, figures: SwapFigures) -> None:
+    """Run one deployment with its users, releases and moves, add its figures and print all; then the comparison."""
+    load = os.getloadavg()[0]
+    print(f"{fleet.name}: {len(fleet.versions)} publications, {fleet.moves} moves; load average {load:.1f}", flush=True)
     overrides = {"adaptation": args.adaptation, "adapter_delivery": args.adapter_delivery}
     async with run_deployment(
         args.database, engine_kinds=fleet.kinds, replicas=args.replicas, apis=args.apis, **overrides
@@ -87,7 +89,8 @@ async def run_fleet(args: argparse.Namespace, fleet: Fleet) -> SwapFigures:
         call_times, load_times = await roll_back_and_deploy(deployment, fleet.moves)
         users.stopped = True
         await chat_task
-        figures = await measure(deployment, users.replies, spans, call_times, load_times)
+        figures.add(await measure(deployment, users.replies, spans, call_times, load_times))
+        print_report({fleet.name: figures}, full=args.adaptation == "full")
         if isinstance(users, Agents):
             print(f"{users.summarize()}\n")
         for mode in ("abort", "retract") if fleet.pauses else ():
@@ -95,7 +98,6 @@ async def run_fleet(args: argparse.Namespace, fleet: Fleet) -> SwapFigures:
             durations = await pause_reload_resume(deployment, fleet.pauses, mode, replies)
             milliseconds = spread([1000 * seconds for seconds in durations])
             print(f"pause ({mode}), reload, resume: {milliseconds} ms; {summarize_replies(replies)}", flush=True)
-    return figures
 
 
 async def run(args: argparse.Namespace) -> None:
@@ -110,8 +112,7 @@ async def run(args: argparse.Namespace) -> None:
         config = TrainerConfig(device="cpu", lora=None) if full else TrainerConfig(device="cpu")
         versions = await asyncio.to_thread(make_versions, directory, DEMO_MODEL, args.publications, config)
         for fleet in plan_fleets(args, versions):
-            figures.setdefault(fleet.name, SwapFigures()).add(await run_fleet(args, fleet))
-            print_report({fleet.name: figures[fleet.name]}, full=full)
+            await run_fleet(args, fleet, figures.setdefault(fleet.name, SwapFigures()))
         if len(figures) > 1:
             print_report(figures, full=full)
     finally:

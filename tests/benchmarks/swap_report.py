@@ -184,7 +184,7 @@ def summarize(figures: SwapFigures, *, full: bool = False) -> str:
         f"{summarize_replies(figures.replies)}",
         f"replies by engine: {', '.join(f'{engine} {count}' for engine, count in figures.by_engine.items())}",
         f"{counts['verified_everywhere']} of {counts['publications']} versions were verified by every replica when "
-        "they went live; of the others, the phases are those of the replicas that had verified them",
+        "they went live (the phases of any other leave out its slowest replica)",
     ]
     if full:
         lines.append(
