@@ -33,7 +33,7 @@ from workers.judging.judge import judge
 from workers.release.evaluate import evaluate
 from workers.release.publish import publish
 from workers.rollouts.sampler import sample_rollouts
-from workers.training import batches
+from workers.training import batch_claims
 from workers.training.assemble import assemble
 from workers.training.loop import TrainingLoop
 from workers.training.ranks import RankGroup
@@ -112,7 +112,7 @@ async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> 
     assert len({tuple(turn.output_ids) for turn in [chat_turn, *group_samples]}) > 1, "the replies differ"
     assert all(len(turn.logprobs or ()) == len(turn.output_ids or ()) > 0 for turn in group_samples)
     assert await assemble(journey.db, settings) == 1
-    claimed = await batches.claim(journey.db, "me", settings)
+    claimed = await batch_claims.claim(journey.db, "me", settings)
     assert claimed is not None and {sample.group for sample in claimed.batch.samples} == {id}
     assert (
         len(claimed.batch.samples) == EXTRA_REPLIES + 1

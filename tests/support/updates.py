@@ -16,7 +16,7 @@ from tests.support.deployment import Harness
 from tests.support.settings import by_path
 from tests.support.trained_versions import create_version
 from workers.curate import curate
-from workers.training import batches
+from workers.training import batch_claims, batches
 from workers.training.assemble import assemble
 from workers.training.results import ComparedProbe, TrainedVersion, UpdateTimings
 
@@ -52,12 +52,12 @@ async def rate(
     return turns
 
 
-async def claim_next_batch(harness: Harness, **settings: Any) -> batches.ClaimedBatch:
+async def claim_next_batch(harness: Harness, **settings: Any) -> batch_claims.ClaimedBatch:
     """Curate, assemble and claim the next batch."""
     configured = harness.settings.replace(by_path(settings))
     await curate(harness.db, configured)
     assert await assemble(harness.db, configured) == 1
-    claimed = await batches.claim(harness.db, "trainer", configured)
+    claimed = await batch_claims.claim(harness.db, "trainer", configured)
     assert claimed is not None
     return claimed
 

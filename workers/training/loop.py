@@ -24,8 +24,8 @@ from workers.judging import reward_model_source
 from workers.judging.reward_model_source import ScoringJob
 from workers.queue.leased_job import Heartbeat
 from workers.stage_metrics import UPDATE_SECONDS, UPDATES
-from workers.training import batches, reward_model_fits
-from workers.training.batches import ClaimedBatch
+from workers.training import batch_claims, batches, reward_model_fits
+from workers.training.batch_claims import ClaimedBatch
 from workers.training.commands import AdvanceFit, BeginFit, FinishFit, ScoreReplies, Update
 from workers.training.ranks import UNKNOWN, RankGroup, RankGroupFailed
 from workers.training.results import FittedRewardModel
@@ -54,7 +54,7 @@ class TrainingLoop:
     def train_open_batches(self) -> int:
         """Train every open batch. Return how many there were."""
         context, count = self.context, 0
-        while (claimed := context.run(batches.claim(context.db, context.owner, context.settings))) is not None:
+        while (claimed := context.run(batch_claims.claim(context.db, context.owner, context.settings))) is not None:
             try:
                 with log_fields(batch=claimed.row.id, policy=claimed.policy.name, version=claimed.adapter_name):
                     self.train_batch(claimed)

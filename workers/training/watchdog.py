@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.run import main as torchrun
 
 from workers.context import WorkerContext, lease_owner
-from workers.training import batches
+from workers.training import batch_claims
 
 log = logging.getLogger("attune.watchdog")
 BEATS_PER_TIMEOUT = 8
@@ -90,7 +90,7 @@ def hand_back_batches(directory: Path) -> None:
     context = WorkerContext()
     owners = [lease_owner(int(file.name)) for file in directory.iterdir()]
     try:
-        log.info("%d batches are handed back", context.run(batches.hand_back(context.db, owners)))
+        log.info("%d batches are handed back", context.run(batch_claims.hand_back(context.db, owners)))
         context.run(context.db.close())
     except (SQLAlchemyError, OSError) as error:  # the leases expire without it
         log.warning("no batch was handed back: %s", error)

@@ -24,7 +24,7 @@ from tests.support.deployment import Harness
 from tests.support.turns import make_turn
 from workers.curate import curate
 from workers.retention import remove_expired
-from workers.training import batches
+from workers.training import batch_claims
 from workers.training.assemble import assemble
 
 POLICIES = "/v1/policies"
@@ -73,9 +73,9 @@ async def test_batch_of_a_paused_policy_is_not_claimed(harness: Harness) -> None
     await rate(harness, policy, "+-" * 4)
     assert await assemble(harness.db, harness.settings) == 1
     await act(harness, "support", "pause")
-    assert await batches.claim(harness.db, "trainer", harness.settings) is None
+    assert await batch_claims.claim(harness.db, "trainer", harness.settings) is None
     await act(harness, "support", "resume")
-    assert await batches.claim(harness.db, "trainer", harness.settings) is not None
+    assert await batch_claims.claim(harness.db, "trainer", harness.settings) is not None
 
 
 async def test_archived_policy_answers_no_chat_and_can_be_brought_back(harness: Harness) -> None:

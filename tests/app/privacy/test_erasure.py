@@ -42,7 +42,7 @@ from tests.support.deployment import Harness
 from tests.support.trained_versions import create_batch, create_version
 from tests.support.updates import TRAINED
 from workers.curate import curate
-from workers.training import batches
+from workers.training import batch_claims, batches
 
 CANARY = "canary-5f1c0e"
 FEEDBACK: dict[str, Any] = {
@@ -205,14 +205,14 @@ async def test_trainer_that_claimed_the_batch_cannot_commit(harness: Harness, tm
     turn = await create_turn(harness)
     other = await harness.turn(end_user="bob", own_prompt_ids=[1, 2], output_ids=[3, 4])
     await create_batch(harness, turn, other)
-    claimed = await batches.claim(harness.db, "trainer", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "trainer", harness.settings)
     assert claimed is not None and len(claimed.batch.samples) == 2
     await erase(harness)
     with pytest.raises(leases.LeaseLost):
         await batches.commit(harness.db, claimed, replace(TRAINED, directory=tmp_path))
     assert [row.number for row in await harness.all(Version)] == [0]
     assert (await harness.policy()).head_version_id == claimed.parent.id
-    assert await batches.claim(harness.db, "trainer", harness.settings) is None
+    assert await batch_claims.claim(harness.db, "trainer", harness.settings) is None
 
 
 async def test_versions_that_learned_are_tainted_with_their_descendants(harness: Harness) -> None:
@@ -392,7 +392,7 @@ async def test_concurrent_commit_and_erasure_leave_no_untainted_version(harness:
         end_user = f"user-{number}"
         turn = await harness.turn(end_user=end_user)
         batch = await create_batch(harness, turn, await harness.turn(end_user="bob"))
-        claimed = await batches.claim(harness.db, "trainer", harness.settings)
+        claimed = await batch_claims.claim(harness.db, "trainer", harness.settings)
         assert claimed is not None and claimed.batch.id == batch.id
         path = tmp_path / end_user
         committing = batches.commit(harness.db, claimed, replace(TRAINED, directory=path))

@@ -11,7 +11,7 @@ from tests.support import episodes
 from tests.support.attempts import SOURCES, attempt, compare, read_samples
 from tests.support.deployment import Harness
 from workers.curate import curate
-from workers.training import batches
+from workers.training import batch_claims
 from workers.training.assemble import assemble
 
 
@@ -47,7 +47,7 @@ async def test_group_is_one_batch_however_many_turns_it_has(compared: Harness) -
     await curate(compared.db, compared.settings)
     assert await assemble(compared.db, compared.settings) == 1
     assert {sample.state for sample in await compared.all(Sample)} == {SampleState.BATCHED}
-    claimed = await batches.claim(compared.db, "a trainer", compared.settings)
+    claimed = await batch_claims.claim(compared.db, "a trainer", compared.settings)
     assert claimed is not None and len(claimed.batch.samples) == 10
     assert {(sample.group, sample.depth) for sample in claimed.batch.samples} == {
         (key_of_group("ticket-7", None), None)
@@ -140,7 +140,7 @@ async def test_returns_of_a_group_have_their_depth(compared: Harness) -> None:
     await attempt(compared, 3, -1.0)
     await curate(compared.db, compared.settings)
     assert await assemble(compared.db, compared.settings) == 1
-    claimed = await batches.claim(compared.db, "a trainer", compared.settings)
+    claimed = await batch_claims.claim(compared.db, "a trainer", compared.settings)
     assert claimed is not None
     assert sorted((sample.depth, sample.reward) for sample in claimed.batch.samples) == [
         *((0, -0.25), (0, 0.5), (1, -0.5), (1, 1.0), (2, -1.0))
@@ -167,7 +167,7 @@ async def test_turns_have_the_returns_and_the_states_that_gigpo_compares(compare
         await session.execute(update(Turn).where(Turn.episode_step == 1).values(state_key="the door"))
     await curate(compared.db, compared.settings)
     assert await assemble(compared.db, compared.settings) == 1
-    claimed = await batches.claim(compared.db, "a trainer", compared.settings)
+    claimed = await batch_claims.claim(compared.db, "a trainer", compared.settings)
     assert claimed is not None
     samples = claimed.batch.samples
     assert sorted(sample.state_key or "" for sample in samples) == ["", "", "the door", "the door"]
@@ -186,7 +186,7 @@ async def test_turn_gae_knows_what_each_turn_adds_and_continues(harness: Harness
     await episodes.end(harness, episode["id"], outcome=1.0)
     await curate(harness.db, harness.settings)
     assert await assemble(harness.db, harness.settings) == 1
-    claimed = await batches.claim(harness.db, "a trainer", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "a trainer", harness.settings)
     assert claimed is not None
     found = {sample.turn_id: sample for sample in claimed.batch.samples}
     samples = [found[turn.id] for turn in turns]

@@ -36,7 +36,7 @@ from workers.curate import curate
 from workers.judging import reward_model_source
 from workers.judging.judge import judge
 from workers.reconcile import reconcile
-from workers.training import batches
+from workers.training import batch_claims
 from workers.training.commands import Command, ScoreReplies
 from workers.training.loop import TrainingLoop
 from workers.training.ranks import RankGroup, RankGroupFailed
@@ -131,7 +131,7 @@ async def test_a_batch_does_not_wait_for_a_fit(harness: Harness, rank: Rank, mon
         return batch if commands.count("AdvanceFit") == 1 and "batch" not in commands else None
 
     monkeypatch.setattr(rank.group, "execute", record_command)
-    monkeypatch.setattr(batches, "claim", claim)
+    monkeypatch.setattr(batch_claims, "claim", claim)
     monkeypatch.setattr(TrainingLoop, "train_batch", lambda *args: commands.append("batch"))
     assert await rank.work() == 1
     assert commands[:4] == ["BeginFit", "AdvanceFit", "batch", "AdvanceFit"] and commands[-1] == "FinishFit"

@@ -36,7 +36,7 @@ from tests.support.rollout_rows import (
 from tests.support.scripted_engine import ScriptedEngine
 from workers.curate import curate, process_finished_turns
 from workers.judging.judge import judge
-from workers.training import batches
+from workers.training import batch_claims
 from workers.training.assemble import assemble
 
 
@@ -75,7 +75,7 @@ async def test_a_chat_and_its_group_samples_become_one_group_of_a_batch(
     assert {sample.rater for sample in samples} == {samples[0].rater}, "they count for one rater"
     batch_settings = settings.replace({"trainer.batch_size": 4, "trainer.max_batch_size": 4})
     assert await assemble(harness.db, batch_settings) == 1
-    claimed = await batches.claim(harness.db, "me", batch_settings)
+    claimed = await batch_claims.claim(harness.db, "me", batch_settings)
     assert claimed is not None and {sample.group for sample in claimed.batch.samples} == {chat_turn.id}
     assert len({sample.prompt_ids for sample in claimed.batch.samples}) == 1 and len(claimed.batch.samples) == 4
 

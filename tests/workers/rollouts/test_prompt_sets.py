@@ -41,7 +41,7 @@ from tests.support.scripted_engine import ScriptedEngine
 from tests.support.updates import rate
 from workers.rollouts import prompt_sets, rollout_queue
 from workers.rollouts.sampler import sample_rollouts
-from workers.training import batches
+from workers.training import batch_claims
 from workers.training.assemble import assemble
 
 SUMS = (("2 + 2?", "4"), ("3 + 4?", "7"), ("9 - 8?", "1"))
@@ -140,7 +140,7 @@ async def test_prompt_sets_keep_to_their_share_of_a_batch(harness: Harness, scri
     by_origin = {turn.id: turn.origin for turn in await read_turns(harness)}
     batched = [by_origin[one.turn_id] for one in await harness.all(Sample) if one.batch_id is not None]
     assert sorted(batched) == ["chat"] * 4 + ["prompt_set"] * 4
-    claimed = await batches.claim(harness.db, "me", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "me", harness.settings)
     assert claimed is not None
     assert sorted(sample.reward for sample in claimed.batch.samples if sample.conversation is None)[-2:] == [1.0, 1.0]
 

@@ -27,14 +27,14 @@ from tests.support.deployment import Harness
 from tests.support.shared_histories import follow_up
 from tests.support.updates import TRAINED, expire_leases, rate, release, roll_back, train, trained_without
 from workers.curate import curate
-from workers.training import batches
+from workers.training import batch_claims, batches
 from workers.training.assemble import assemble
 
 
-async def create_claimed_batch(harness: Harness) -> batches.ClaimedBatch:
+async def create_claimed_batch(harness: Harness) -> batch_claims.ClaimedBatch:
     await rate(harness, "+-+-+-+-")
     await assemble(harness.db, harness.settings)
-    claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "trainer-a", harness.settings)
     assert claimed is not None
     return claimed
 
@@ -52,7 +52,7 @@ async def test_claimed_batch_has_whole_prompts_of_turns_that_share_their_histori
     second = await harness.turn(**follow_up(first))
     await rate(harness, "+-+-+-+-", **follow_up(second))
     await assemble(harness.db, harness.settings)
-    claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "trainer-a", harness.settings)
     assert claimed is not None
     assert {sample.prompt_ids for sample in claimed.batch.samples} == {(1, 2, 3, 4, 5, 7, 8, 4, 5, 7, 8)}
     assert {sample.turn_index for sample in claimed.batch.samples} == {5}
@@ -63,16 +63,16 @@ async def test_claimed_batch_knows_the_episodes_of_its_turns(harness: Harness) -
     await rate(harness, "+-", episode_id=episode["id"])
     await rate(harness, "+-+-+-")
     await assemble(harness.db, harness.settings)
-    claimed = await batches.claim(harness.db, "trainer-a", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "trainer-a", harness.settings)
     assert claimed is not None
     assert sorted(sample.episode or "" for sample in claimed.batch.samples) == [""] * 6 + [episode["id"]] * 2
 
 
 async def test_a_batch_has_one_owner_while_its_lease_runs(harness: Harness) -> None:
     claimed = await create_claimed_batch(harness)
-    assert await batches.claim(harness.db, "trainer-b", harness.settings) is None
+    assert await batch_claims.claim(harness.db, "trainer-b", harness.settings) is None
     await expire_leases(harness)
-    again = await batches.claim(harness.db, "trainer-b", harness.settings)
+    again = await batch_claims.claim(harness.db, "trainer-b", harness.settings)
     assert again is not None and (again.batch, again.row.attempt, again.row.fence) == (claimed.batch, 2, 2)
     assert claimed.row.fence == 1
 
@@ -91,7 +91,7 @@ async def test_version_and_batch_are_committed_together(harness: Harness) -> Non
 async def test_trainer_without_its_lease_writes_nothing(harness: Harness) -> None:
     late = await create_claimed_batch(harness)
     await expire_leases(harness)
-    winner = await batches.claim(harness.db, "trainer-b", harness.settings)
+    winner = await batch_claims.claim(harness.db, "trainer-b", harness.settings)
     assert winner is not None
     with pytest.raises(LeaseLost):
         await batches.commit(harness.db, late, TRAINED)
@@ -114,9 +114,9 @@ async def test_batch_that_crashes_the_trainer_is_quarantined_after_three_attempt
     await create_claimed_batch(harness)
     for _ in range(harness.settings.workers.max_attempts - 1):
         await expire_leases(harness)
-        assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
+        assert await batch_claims.claim(harness.db, "trainer-b", harness.settings) is not None
     await expire_leases(harness)
-    assert await batches.claim(harness.db, "trainer-b", harness.settings) is None
+    assert await batch_claims.claim(harness.db, "trainer-b", harness.settings) is None
     assert await batches.quarantine_poisoned(harness.db, harness.settings) == 1
     [batch] = await harness.all(Batch)
     assert batch.state == BatchState.QUARANTINED
@@ -178,7 +178,7 @@ async def test_projects_take_turns_at_the_trainer(harness: Harness) -> None:
             session.add(
                 Batch(id=f"bat-{policy.name}", policy_id=policy.id, parent_id=parent, num_samples=2, created_at=at)
             )
-    claimed = [await batches.claim(harness.db, "trainer-a", harness.settings) for _ in range(2)]
+    claimed = [await batch_claims.claim(harness.db, "trainer-a", harness.settings) for _ in range(2)]
     assert [batch.policy.name for batch in claimed if batch is not None] == ["bread", "shop"]
 
 
@@ -186,8 +186,8 @@ async def test_policy_on_another_base_model_is_not_claimed(harness: Harness) -> 
     await rate(harness, "+-+-+-+-")
     assert await assemble(harness.db, harness.settings) == 1
     other = harness.settings.replace({"model": "another/model"})
-    assert await batches.claim(harness.db, "trainer-b", other) is None
-    assert await batches.claim(harness.db, "trainer-a", harness.settings) is not None
+    assert await batch_claims.claim(harness.db, "trainer-b", other) is None
+    assert await batch_claims.claim(harness.db, "trainer-a", harness.settings) is not None
 
 
 async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harness) -> None:
@@ -211,7 +211,7 @@ async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harnes
         kl_guard.resume(await lock_policy(session, policy.id), actor="me", reason="restored")
     await curate(harness.db, harness.settings)  # feedback that came meanwhile counts
     assert await assemble(harness.db, harness.settings) == 1
-    again = await batches.claim(harness.db, "trainer-a", harness.settings)
+    again = await batch_claims.claim(harness.db, "trainer-a", harness.settings)
     assert again is not None
     assert {sample.turn_id for sample in again.batch.samples} == {sample.turn_id for sample in claimed.batch.samples}
 
@@ -219,7 +219,7 @@ async def test_damaged_parent_halts_training_and_reopens_samples(harness: Harnes
 async def test_trainer_without_its_lease_halts_nothing(harness: Harness) -> None:
     claimed = await create_claimed_batch(harness)
     await expire_leases(harness)
-    assert await batches.claim(harness.db, "trainer-b", harness.settings) is not None
+    assert await batch_claims.claim(harness.db, "trainer-b", harness.settings) is not None
     with pytest.raises(LeaseLost):
         await batches.halt_on_damaged_parent(harness.db, claimed, "the parent is damaged")
     assert (await harness.policy()).mode == LearningMode.ASYNCHRONOUS
@@ -234,7 +234,7 @@ async def test_a_rollback_breaks_up_the_open_batch_before_it_is_trained(harness:
     await roll_back(harness)
     failed = next(batch for batch in await harness.all(Batch) if batch.state != BatchState.TRAINED)
     assert (failed.state, failed.reason) == (BatchState.FAILED, "training returned to shop@v0")
-    assert await batches.claim(harness.db, "trainer", harness.settings) is None
+    assert await batch_claims.claim(harness.db, "trainer", harness.settings) is None
     returned = {sample.turn_id for sample in await harness.all(Sample) if sample.state == SampleState.OPEN}
     assert returned == set(turn_ids)
     [audit] = [row for row in await harness.all(Audit) if row.action == "batch.failed"]
@@ -279,11 +279,11 @@ async def test_a_batch_in_training_is_left_to_its_trainer(harness: Harness) -> N
     """Consent is withdrawn after the claim, and another trainer looks for a batch."""
     await rate_with_key(harness, "+-+-+-+-")
     assert await assemble(harness.db, harness.settings) == 1
-    claimed = await batches.claim(harness.db, "trainer", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "trainer", harness.settings)
     assert claimed is not None
     async with harness.db.write() as session:
         (await session.scalars(select(Project))).one().train = False
-    assert await batches.claim(harness.db, "other", harness.settings) is None
+    assert await batch_claims.claim(harness.db, "other", harness.settings) is None
     [batch] = await harness.all(Batch)
     assert (batch.state, batch.lease_owner, batch.fence) == (BatchState.OPEN, "trainer", claimed.row.fence)
 
@@ -308,7 +308,7 @@ async def test_a_batch_whose_consent_is_withdrawn_is_not_claimed(harness: Harnes
         key_id = (await harness.get(Turn, turn_ids[0])).key_id
         row = await session.get_one(ApiKey, key_id) if by == "key" else (await session.scalars(select(Project))).one()
         row.train = False
-    assert await batches.claim(harness.db, "trainer", harness.settings) is None
+    assert await batch_claims.claim(harness.db, "trainer", harness.settings) is None
     [batch] = await harness.all(Batch)
     reason = "its project or an API key no longer consents to training"
     assert (batch.state, batch.reason, batch.attempt) == (BatchState.REFUSED, reason, 0)
@@ -330,13 +330,15 @@ async def test_a_batch_whose_consent_is_withdrawn_is_not_claimed(harness: Harnes
 
 async def test_a_batch_handed_back_uses_up_no_attempt(harness: Harness) -> None:
     for _ in range(harness.settings.workers.max_attempts + 1):
-        claimed = await batches.claim(harness.db, "host:1", harness.settings) or await create_claimed_batch(harness)
-        assert await batches.hand_back(harness.db, ["host:9"]) == 0, "another trainer's"
-        assert await batches.hand_back(harness.db, ["trainer-a", "host:1"]) == 1
+        claimed = await batch_claims.claim(harness.db, "host:1", harness.settings) or await create_claimed_batch(
+            harness
+        )
+        assert await batch_claims.hand_back(harness.db, ["host:9"]) == 0, "another trainer's"
+        assert await batch_claims.hand_back(harness.db, ["trainer-a", "host:1"]) == 1
     [batch] = await harness.all(Batch)
     assert (batch.state, batch.attempt, batch.lease_owner, batch.lease_until) == (BatchState.OPEN, 0, None, None)
-    assert await batches.hand_back(harness.db, ["trainer-a", "host:1"]) == 0
-    again = await batches.claim(harness.db, "host:2", harness.settings)
+    assert await batch_claims.hand_back(harness.db, ["trainer-a", "host:1"]) == 0
+    again = await batch_claims.claim(harness.db, "host:2", harness.settings)
     assert again is not None and again.batch == claimed.batch
     with pytest.raises(LeaseLost):
         await batches.commit(harness.db, claimed, TRAINED)

@@ -10,7 +10,7 @@ from tests.support.deployment import Harness
 from tests.support.settings import by_path
 from tests.support.updates import TRAINED, claim_next_batch, rate, release, roll_back, samples_by_turn, trained_without
 from workers.curate import curate
-from workers.training import batches
+from workers.training import batch_claims, batches
 from workers.training.assemble import assemble
 
 TEXT = "hello, and welcome"
@@ -43,7 +43,7 @@ async def read_outcome(harness: Harness, id: str) -> dict[str, Any]:
     return outcome
 
 
-def pairs(claimed: batches.ClaimedBatch) -> list[tuple[str, str, str]]:
+def pairs(claimed: batch_claims.ClaimedBatch) -> list[tuple[str, str, str]]:
     return sorted((one.sample.turn_id, one.reply, one.text) for one in claimed.batch.corrected)
 
 

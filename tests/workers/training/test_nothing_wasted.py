@@ -10,7 +10,7 @@ from app.models import Batch, BatchState, BatchTurn, Feedback, Reward, Sample, S
 from tests.support.deployment import Harness
 from tests.support.updates import TRAINED, deploy, rate, reject, release, roll_back
 from workers.curate import curate
-from workers.training import batches
+from workers.training import batch_claims, batches
 from workers.training.assemble import assemble
 
 OUTCOMES = ("release", "release", "reject", "roll back", "roll forward", "refuse", "quarantine", "crash", "head moves")
@@ -21,7 +21,7 @@ async def run_update(harness: Harness, outcome: str, rng: random.Random) -> str 
     await curate(harness.db, harness.settings)
     if not await assemble(harness.db, harness.settings):
         return None
-    claimed = await batches.claim(harness.db, "trainer", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "trainer", harness.settings)
     assert claimed is not None
     if outcome == "refuse":
         await batches.refuse(harness.db, claimed, "NothingToCompare: no pair")

@@ -15,7 +15,7 @@ from tests.support.engine_fixture import free_port
 from tests.support.frozen_batches import create_batch
 from tests.support.held_updates import UpdateHold
 from tests.support.processes import PATIENCE_SECONDS, Processes, processes, until
-from workers.training import batches
+from workers.training import batch_claims
 
 SAMPLES = 16
 RANK_TIMEOUT = 6.0
@@ -124,4 +124,4 @@ async def test_trainer_that_is_told_to_stop_hands_its_batch_back(harness: Harnes
         await asyncio.to_thread(running.children["trainer"].stop)
     batch = await harness.get(Batch, batch_id)
     assert (batch.state, batch.attempt) == (BatchState.OPEN, 0)
-    assert await batches.claim(harness.db, "another trainer", harness.settings) is not None, "without a delay"
+    assert await batch_claims.claim(harness.db, "another trainer", harness.settings) is not None, "without a delay"

@@ -9,7 +9,7 @@ from app.models import Batch, Origin, TurnState
 from tests.support.attempts import attempt
 from tests.support.deployment import Harness
 from tests.support.updates import claim_next_batch, rate, release, train
-from workers.training import batches
+from workers.training import batch_claims
 from workers.training.recorded_samples import read_places
 
 
@@ -40,8 +40,8 @@ async def test_a_repeated_update_has_the_same_held_out_replies(harness: Harness)
     frozen_at = (await harness.get(Batch, first.row.id)).created_at
     await harness.turn(created_at=frozen_at - 1, finished_at=frozen_at + 1)
     await harness.turn(created_at=frozen_at + 1, finished_at=frozen_at + 2)
-    await batches.hand_back(harness.db, ["trainer"])
-    second = await batches.claim(harness.db, "trainer", harness.settings)
+    await batch_claims.hand_back(harness.db, ["trainer"])
+    second = await batch_claims.claim(harness.db, "trainer", harness.settings)
     assert second is not None and second.batch == first.batch
     assert len(first.batch.held_out) == 1
 

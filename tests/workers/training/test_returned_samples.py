@@ -36,7 +36,7 @@ from tests.support.updates import (
     trained_without,
 )
 from workers.curate import curate
-from workers.training import batches
+from workers.training import batch_claims, batches
 from workers.training.assemble import assemble
 
 
@@ -292,7 +292,7 @@ async def fail_batches_with(harness: Harness, poison: str, *, crash: bool) -> li
         await curate(harness.db, harness.settings)
         if not await assemble(harness.db, harness.settings):
             return sizes
-        claimed = await batches.claim(harness.db, "trainer", harness.settings)
+        claimed = await batch_claims.claim(harness.db, "trainer", harness.settings)
         assert claimed is not None
         if poison not in {sample.turn_id for sample in claimed.batch.samples}:
             assert await batches.commit(harness.db, claimed, TRAINED)
@@ -425,7 +425,7 @@ async def test_a_batch_whose_leases_expire_is_claimed_again_with_its_samples(har
     await rate(harness, "+-+-+-+-")
     first = await claim_next_batch(harness)
     await expire_leases(harness)
-    again = await batches.claim(harness.db, "trainer-b", harness.settings)
+    again = await batch_claims.claim(harness.db, "trainer-b", harness.settings)
     assert again is not None and again.batch == first.batch
 
 

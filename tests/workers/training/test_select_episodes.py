@@ -11,7 +11,7 @@ from app.training.fill_batch import NORMAL, WAITS_FOR_NEW, ReadyGroup, fill_batc
 from tests.support.attempts import SOURCES, attempt, read_samples
 from tests.support.deployment import Harness
 from tests.support.waiting_samples import add_samples
-from workers.training import batches
+from workers.training import batch_claims, batches
 from workers.training.assemble import assemble
 
 SIZE = {"trainer.min_batch_size": 2, "trainer.max_wait_seconds": 0.0, "raters.min_raters": 1}
@@ -46,7 +46,7 @@ async def test_cap_of_conversations_cuts_no_episode(harness: Harness) -> None:
     ids = await play(harness, (5, 1.0), (5, -1.0))
     assert await assemble(harness.db, harness.settings) == 1
     assert await num_batched(harness) == dict.fromkeys(ids, 5)
-    claimed = await batches.claim(harness.db, "a trainer", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "a trainer", harness.settings)
     assert claimed is not None
     found = {sample.turn_id for sample in claimed.batch.samples}
     assert sum(sample.parent in found for sample in claimed.batch.samples) == 8, "all but the roots"
@@ -127,7 +127,7 @@ async def test_samples_that_failed_are_isolated_from_their_episodes(harness: Har
     await credit(harness, 8)
     await play(harness, (8, 1.0), (8, -1.0))
     assert await assemble(harness.db, harness.settings) == 1
-    claimed = await batches.claim(harness.db, "a trainer", harness.settings)
+    claimed = await batch_claims.claim(harness.db, "a trainer", harness.settings)
     assert claimed is not None and len(claimed.batch.samples) == 16
     await batches.quarantine(harness.db, claimed, "its loss is not finite")
     await read_samples(harness)
