@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from alignment.config.algorithm import Aggregation, PolicyGradientConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.policy_gradient_algorithms import Aggregation, PolicyGradientConfig
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.functional import (
     AdaptiveKLController,

@@ -11,7 +11,7 @@ from functools import partial
 from pydantic import BaseModel, ValidationError
 
 from alignment.algorithms.registry import build
-from alignment.config.algorithm import AlgorithmConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
 from alignment.extensions import load_function
 from alignment.release.gates import load_gate
 from alignment.signals import verifiers

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from alignment.algorithms.base import RLAlgorithm
-from alignment.config.algorithm import CorrectionPairsConfig
+from alignment.config.preference_algorithms import CorrectionPairsConfig
 from alignment.functional import dpo_loss
 from alignment.types import LossOutput, MicroBatch, Sample
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms.base import RLAlgorithm
-from alignment.config.algorithm import DPOConfig, KTOConfig, OnlineDPOConfig
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import ForeignSamples, NothingToCompare
 from alignment.functional import dpo_loss, kl_estimate, kto_loss, rollout_correction
 from alignment.tolerance import TOLERANCE, exceeds, sign

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from alignment.algorithms.anchor_states import find_anchor_states
 from alignment.algorithms.base import PolicyGradient, RLAlgorithm
-from alignment.config.algorithm import (
+from alignment.config.policy_gradient_algorithms import (
     DAPOConfig,
     DrGRPOConfig,
     GiGPOConfig,

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from alignment.algorithms.base import PolicyGradient
 from alignment.algorithms.baselines import AgentBaselines, Baseline, RunningBaseline, VersionBaseline
-from alignment.config.algorithm import LengthAwarePPOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import LengthAwarePPOConfig, PPOConfig
 from alignment.functional import (
     Gae,
     discounted_turn_returns,

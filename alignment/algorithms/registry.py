@@ -6,7 +6,8 @@ from alignment.algorithms.base import RLAlgorithm
 from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
 from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, GiGPO, ReinforcePlusPlus
 from alignment.algorithms.ppo import PPO, LengthAwarePPO
-from alignment.config.algorithm import ALGORITHM_ENTRY_POINTS, AlgorithmConfig, CustomConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.algorithm_choice import ALGORITHM_ENTRY_POINTS, AlgorithmConfig, CustomConfig
 from alignment.errors import UnknownAlgorithm, UnknownExtension
 from alignment.extensions import load_extension
 

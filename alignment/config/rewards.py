@@ -4,7 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alignment.config.algorithm import Frozen, GiGPOConfig, PPOConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.frozen_model import Frozen
+from alignment.config.policy_gradient_algorithms import GiGPOConfig, PPOConfig
 
 EXPLICIT = "explicit"
 LEARNED = "learned"

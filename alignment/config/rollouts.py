@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 
 LIMITED = ("in_flight", "max_open_chats", "timeout_seconds")
 VerifierName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]

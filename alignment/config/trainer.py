@@ -4,7 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from alignment.config.algorithm import AlgorithmConfig, Frozen, PPOConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.frozen_model import Frozen
+from alignment.config.policy_gradient_algorithms import PPOConfig
 
 Packing = Literal["tree", "chain", "off"]
 

@@ -5,7 +5,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from alignment.config.algorithm import Aggregation
+from alignment.config.policy_gradient_algorithms import Aggregation
 from alignment.errors import AlignmentError
 
 

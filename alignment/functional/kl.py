@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from alignment.config.algorithm import KLKind
+from alignment.config.policy_gradient_algorithms import KLKind
 from alignment.functional.aggregation import check_literal, check_same_shape
 from alignment.functional.importance import clamp_log_ratio
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 from torch import Tensor
 
-from alignment.config.algorithm import POLICY_LOSS_ENTRY_POINTS, PolicyGradientConfig
+from alignment.config.policy_gradient_algorithms import POLICY_LOSS_ENTRY_POINTS, PolicyGradientConfig
 from alignment.errors import UnknownExtension
 from alignment.extensions import load_extension
 from alignment.functional.aggregation import apply_mask, check_same_shape

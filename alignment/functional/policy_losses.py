@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from alignment.config.algorithm import Aggregation, PolicyLossKind
+from alignment.config.policy_gradient_algorithms import Aggregation, PolicyLossKind
 from alignment.functional.aggregation import aggregate, apply_mask, check_literal, check_same_shape
 from alignment.functional.policy_loss_registry import (
     POLICY_LOSSES,

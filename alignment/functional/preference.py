@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from alignment.config.algorithm import PairKind, UnpairedKind
+from alignment.config.preference_algorithms import PairKind, UnpairedKind
 from alignment.functional.aggregation import check_literal, check_same_shape
 
 

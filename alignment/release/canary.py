@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from alignment.signals.proportions import Share
 from alignment.tolerance import exceeds
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from alignment import extensions
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from alignment.signals.verifiers import VerifierConfig
 from alignment.tolerance import exceeds
 

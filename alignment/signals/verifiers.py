@@ -20,7 +20,7 @@ from jsonschema.protocols import Validator
 from pydantic import Field, field_validator
 from referencing import Registry
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from alignment.errors import AlignmentError
 from alignment.signals.number_answers import is_number
 

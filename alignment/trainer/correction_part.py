@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 
 from alignment.algorithms.corrections import DIFFERS, CorrectionPairs
-from alignment.config.algorithm import CorrectionPairsConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.preference_algorithms import CorrectionPairsConfig
 from alignment.corrected_text import TextRule
 from alignment.data.collate import collate
 from alignment.data.corrections import CorrectionPair, TextTokenizer, make_pair

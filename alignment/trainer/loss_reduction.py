@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from alignment.config.algorithm import Aggregation
+from alignment.config.policy_gradient_algorithms import Aggregation
 from alignment.functional import aggregate
 from alignment.types import BatchRows, LossOutput, LossUnit, Metric, TrainData
 

@@ -8,7 +8,7 @@ import typer
 
 from alignment.artifacts.model_spec import ModelSpec
 from alignment.artifacts.specs import AdapterSpec
-from alignment.config.algorithm import PPOConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
 from alignment.config.trainer import LoRAConfig
 from alignment.planning.hardware import GIB, GPUS, find_gpu
 from alignment.planning.plan import DEFAULT_CONTEXT, Plan, PlanRequest, make_plan

@@ -13,7 +13,8 @@ from typing import get_args
 import orjson
 
 from alignment.artifacts.specs import AdapterSpec
-from alignment.config.algorithm import CustomConfig, PolicyGradientConfig, PolicyLossKind
+from alignment.config.algorithm_choice import CustomConfig
+from alignment.config.policy_gradient_algorithms import PolicyGradientConfig, PolicyLossKind
 from alignment.config.rewards import RuleSource
 from alignment.release.gates import FunctionGate
 from alignment.signals.rules import RULES

@@ -12,13 +12,8 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from alignment import extensions
-from alignment.config.algorithm import (
-    ALGORITHM_ENTRY_POINTS,
-    ALGORITHM_NAMES,
-    AlgorithmConfig,
-    CustomConfig,
-    PolicyGradientConfig,
-)
+from alignment.config.algorithm_choice import ALGORITHM_ENTRY_POINTS, ALGORITHM_NAMES, AlgorithmConfig, CustomConfig
+from alignment.config.policy_gradient_algorithms import PolicyGradientConfig
 from alignment.config.rewards import EndpointConfig, RewardsConfig, RuleSource
 from alignment.config.rollouts import RolloutsConfig, exceeded_limit
 from alignment.release.gates import FunctionGate, Gate, PromptsGate

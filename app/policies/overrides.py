@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel, BeforeValidator, TypeAdapter
 from sqlalchemy import null
 
-from alignment.config.algorithm import AlgorithmConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
 from alignment.config.rewards import RewardsConfig
 from alignment.config.rollouts import RolloutsConfig, apply_limits
 from alignment.json_values import as_object

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from alignment.config.algorithm import PPOConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
 from alignment.config.trainer import LoRAConfig, OptimConfig, TrainerConfig
 from alignment.trainer.scoring import recompute_logprobs
 from alignment.types import Batch, Sample

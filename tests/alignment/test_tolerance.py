@@ -10,17 +10,15 @@ from alignment.algorithms.base import prepare_step
 from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
 from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, ReinforcePlusPlus
 from alignment.algorithms.ppo import PPO
-from alignment.config.algorithm import (
+from alignment.config.policy_gradient_algorithms import (
     DAPOConfig,
-    DPOConfig,
     DrGRPOConfig,
     GRPOConfig,
-    KTOConfig,
-    OnlineDPOConfig,
     PPOConfig,
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import NothingToCompare, NoVariance
 from alignment.functional import auc, group_advantage
 from alignment.release.gates import PromptScores, PromptsGate

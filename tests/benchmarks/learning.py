@@ -19,18 +19,16 @@ from typing import Any
 
 import torch
 
-from alignment.config.algorithm import (
-    AlgorithmConfig,
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import (
     DAPOConfig,
-    DPOConfig,
     DrGRPOConfig,
     GRPOConfig,
-    KTOConfig,
-    OnlineDPOConfig,
     PPOConfig,
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.config.trainer import CriticConfig, OptimConfig, TrainerConfig
 from demo.train import MODEL
 from tests.benchmarks.results import append_row, read_rows

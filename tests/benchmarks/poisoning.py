@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from alignment.config.algorithm import PPOConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
 from tests.benchmarks.learning import _config
 from tests.benchmarks.results import append_row, read_rows
 from tests.support.offline.poisoning import Attack, PoisoningConfig, PoisoningExperiment

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from alignment.config.algorithm import GRPOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from alignment.config.trainer import Packing, TrainerConfig
 from alignment.models.policy_model import PolicyModel
 from tests.benchmarks import candidates, peak, steps, trl_step

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from alignment.config.algorithm import GRPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig
 from app.core.database import Database
 from app.core.migrate import upgrade
 from app.core.settings import Settings

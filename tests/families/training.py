@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from alignment.artifacts.model_spec import ModelSpec
 from alignment.artifacts.specs import ADAPTER, ADAPTER_PREFIX, AdapterSpec, check_adapter
-from alignment.config.algorithm import GRPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig
 from alignment.config.trainer import LoRAConfig, OptimConfig, TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.models.describe import describe, describe_folder

@@ -18,7 +18,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from alignment.config.algorithm import AlgorithmConfig, GRPOConfig, PPOConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from alignment.config.trainer import CriticConfig, LoRAConfig, TrainerConfig
 from alignment.trainer.scoring import recompute_logprobs
 from alignment.trainer.trainer import Trainer

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from alignment.artifacts.specs import ADAPTER
-from alignment.config.algorithm import GRPOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from alignment.config.trainer import CriticConfig, OptimConfig, TrainerConfig
 from alignment.trainer.scoring import recompute_logprobs
 from alignment.types import Sample

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from sqlalchemy import select
 
-from alignment.config.algorithm import GRPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig
 from alignment.config.rewards import RewardsConfig
 from alignment.config.rollouts import RolloutsConfig
 from app.core.database import Database

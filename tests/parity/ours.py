@@ -11,7 +11,7 @@ from torch import Tensor
 
 from alignment import functional
 from alignment.algorithms.group_relative import overlong_penalty as penalty_of_length
-from alignment.config.algorithm import Aggregation, KLKind
+from alignment.config.policy_gradient_algorithms import Aggregation, KLKind
 from tests.parity.draws import Tensors
 
 METRICS = (

@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from alignment.config.algorithm import PPOConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
 from alignment.config.trainer import LoRAConfig, OptimConfig, TrainerConfig
 from alignment.trainer.scoring import recompute_logprobs
 from alignment.trainer.trainer import Trainer

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from alignment.environments.errors import InfrastructureFailure
 
 

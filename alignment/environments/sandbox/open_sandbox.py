@@ -5,7 +5,7 @@ from typing import Literal, Self, assert_never
 
 from pydantic import Field, SecretStr, model_validator
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from alignment.environments.sandbox.base import Sandbox, SandboxLimits
 from alignment.environments.sandbox.bubblewrap import BubblewrapSandbox
 from alignment.environments.sandbox.monty import MontySandbox

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 
 
 class ToolLimits(Frozen):

@@ -1,6 +1,6 @@
 """The trainer's configuration, derived from the settings."""
 
-from alignment.config.algorithm import AlgorithmConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
 from alignment.config.trainer import LoRAConfig, TrainerConfig
 from app.core.settings.root import DEFAULT_EPOCHS, Settings
 

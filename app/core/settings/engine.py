@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, HttpUrl, ValidationInfo, field_validator, model_validator
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from app.core.project_limits import DeploymentLimits
 from app.core.retention_config import DeploymentRetention
 

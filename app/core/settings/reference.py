@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from alignment.config.algorithm import CustomConfig
+from alignment.config.algorithm_choice import CustomConfig
 from app.core.settings.derived import derived_values
 from app.core.settings.engine import REPOSITORY
 from app.core.settings.loading import LoadedSettings

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from alignment.release.canary import CanaryConfig
 from alignment.release.gates import Gate
 from alignment.release.shadow import ShadowConfig

@@ -7,13 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from alignment.config.algorithm import (
-    ALGORITHM_ENTRY_POINTS,
-    ALGORITHM_NAMES,
+from alignment.config.algorithm_choice import ALGORITHM_ENTRY_POINTS, ALGORITHM_NAMES, AlgorithmConfig, CustomConfig
+from alignment.config.frozen_model import Frozen
+from alignment.config.policy_gradient_algorithms import (
     POLICY_LOSS_ENTRY_POINTS,
-    AlgorithmConfig,
-    CustomConfig,
-    Frozen,
     PolicyGradientConfig,
     PolicyLossKind,
     PPOConfig,

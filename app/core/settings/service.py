@@ -5,7 +5,7 @@ import re
 
 from pydantic import Field, SecretStr, field_validator
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from app.core.database_url import normalise_url
 
 ORIGIN = re.compile(r"https?://[^/?#\s]+|\*")  # what a browser sends in the header Origin

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from alignment.config.algorithm import Frozen
+from alignment.config.frozen_model import Frozen
 from alignment.config.trainer import (
     CriticConfig,
     LoRAConfig,

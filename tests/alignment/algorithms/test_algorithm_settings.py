@@ -14,7 +14,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from alignment.algorithms.base import RLAlgorithm, prepare_step
 from alignment.algorithms.registry import ALGORITHMS, build
-from alignment.config.algorithm import AlgorithmConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
 from alignment.functional.policy_loss_registry import TokenLoss, TokenLossInputs, register_policy_loss
 from alignment.types import Sample, TrainData, UpdateReport
 from app.core.settings.tree import models

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from alignment.algorithms.corrections import DIFFERS, CorrectionPairs
-from alignment.config.algorithm import CorrectionPairsConfig
+from alignment.config.preference_algorithms import CorrectionPairsConfig
 from alignment.types import TrainData
 from tests.support.worked_batches import gradient, make_train_data, reduce_loss, reply
 

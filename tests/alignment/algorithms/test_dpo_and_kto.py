@@ -7,7 +7,8 @@ import torch
 
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.dpo_and_kto import DPO, KTO, OnlineDPO
-from alignment.config.algorithm import CorrectionConfig, CorrectionMode, DPOConfig, KTOConfig, OnlineDPOConfig
+from alignment.config.algorithm import CorrectionConfig, CorrectionMode
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.errors import ForeignSamples, NothingToCompare, NoVariance
 from alignment.types import Sample
 from tests.support.worked_batches import gradient, make_train_data, reduce_loss, reply

@@ -9,16 +9,15 @@ import torch
 from alignment.algorithms import RLAlgorithm
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.group_relative import DAPO, GRPO, RLOO, DrGRPO, GiGPO, ReinforcePlusPlus, overlong_penalty
-from alignment.config.algorithm import (
+from alignment.config.policy_gradient_algorithms import (
     DAPOConfig,
-    DPOConfig,
     DrGRPOConfig,
     GiGPOConfig,
     GRPOConfig,
-    KTOConfig,
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig
 from alignment.errors import NothingToCompare, NoVariance, SingletonGroup
 from alignment.types import Sample
 from tests.support.worked_batches import gradient, make_train_data, reply

@@ -16,7 +16,8 @@ from torch import Tensor
 from alignment.algorithms import TokenLoss, TokenLossInputs, build, register_policy_loss
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.ppo import PPO
-from alignment.config.algorithm import AlgorithmConfig, GRPOConfig, PPOConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from alignment.errors import UnknownExtension
 from alignment.functional.policy_loss_registry import POLICY_LOSSES, load_policy_loss
 from app.core.settings import Settings

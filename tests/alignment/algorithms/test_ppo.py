@@ -16,7 +16,8 @@ from alignment.algorithms.baselines import (
     compare_with_others,
 )
 from alignment.algorithms.ppo import PPO, LengthAwarePPO, explained_variance
-from alignment.config.algorithm import AdaptiveKLConfig, CorrectionConfig, LengthAwarePPOConfig, PPOConfig
+from alignment.config.algorithm import CorrectionConfig
+from alignment.config.policy_gradient_algorithms import AdaptiveKLConfig, LengthAwarePPOConfig, PPOConfig
 from alignment.errors import ForeignSamples, NoVariance
 from alignment.json_values import as_list
 from alignment.types import Sample, UpdateReport

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from alignment.algorithms import ALGORITHMS, RLAlgorithm, build
-from alignment.config.algorithm import AlgorithmConfig, CustomConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.algorithm_choice import AlgorithmConfig, CustomConfig
 from alignment.errors import NothingToCompare, UnknownAlgorithm
 from alignment.types import LossOutput, MicroBatch, Sample, TrainData
 

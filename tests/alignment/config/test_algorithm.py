@@ -3,14 +3,9 @@
 import pytest
 from pydantic import TypeAdapter
 
-from alignment.config.algorithm import (
-    AlgorithmConfig,
-    DPOConfig,
-    GiGPOConfig,
-    GRPOConfig,
-    PolicyGradientConfig,
-    PPOConfig,
-)
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import GiGPOConfig, GRPOConfig, PolicyGradientConfig, PPOConfig
+from alignment.config.preference_algorithms import DPOConfig
 from alignment.config.rewards import RewardsConfig
 
 ALGORITHMS: TypeAdapter[AlgorithmConfig] = TypeAdapter(AlgorithmConfig)

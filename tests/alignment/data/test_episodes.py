@@ -11,8 +11,8 @@ from torch import Tensor
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.baselines import compare_with_others
 from alignment.algorithms.ppo import PPO
-from alignment.config.algorithm import (
-    AlgorithmConfig,
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import (
     DrGRPOConfig,
     GiGPOConfig,
     GRPOConfig,

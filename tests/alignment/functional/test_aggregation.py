@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignment.config.algorithm import Aggregation
+from alignment.config.policy_gradient_algorithms import Aggregation
 from alignment.errors import AlignmentError
 from alignment.functional import aggregate, masked_mean, whiten
 from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding, with_gradient

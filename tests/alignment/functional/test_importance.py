@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignment.config.algorithm import Aggregation, CorrectionLevel, CorrectionMode
+from alignment.config.algorithm import CorrectionLevel, CorrectionMode
+from alignment.config.policy_gradient_algorithms import Aggregation
 from alignment.errors import AlignmentError
 from alignment.functional import aggregate, policy_loss, proximal_loglinear, rollout_correction
 from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignment.config.algorithm import KLKind
+from alignment.config.policy_gradient_algorithms import KLKind
 from alignment.functional import AdaptiveKLController, aggregate, distribution_kl, kl_estimate
 from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding, rows, with_gradient
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignment.config.algorithm import PolicyLossKind
+from alignment.config.policy_gradient_algorithms import PolicyLossKind
 from alignment.functional import policy_loss
 from tests.support.random_batches import GARBAGE, Tokens, batches, fill_padding, rows, tokens, with_gradient
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignment.config.algorithm import PairKind, UnpairedKind
+from alignment.config.preference_algorithms import PairKind, UnpairedKind
 from alignment.functional import dpo_loss, kto_loss
 
 PAIR_KINDS, UNPAIRED_KINDS = get_args(PairKind), get_args(UnpairedKind)

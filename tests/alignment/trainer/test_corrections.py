@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from alignment.config.algorithm import (
-    AlgorithmConfig,
-    DPOConfig,
-    GRPOConfig,
-    KTOConfig,
-    PPOConfig,
-)
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig
 from alignment.config.trainer import TrainerConfig
 from alignment.corrected_text import TextRule
 from alignment.data.corrections import CorrectionPair, make_pair

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, PPOConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from alignment.errors import NonFiniteUpdate
 from alignment.trainer.trainer import RETRY_LR_FACTOR, Trainer

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from alignment.algorithms import LossOutput, Metric, MicroBatch, RLAlgorithm
-from alignment.config.algorithm import Aggregation, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.policy_gradient_algorithms import Aggregation
 from alignment.functional import aggregate
 from alignment.types import CriticMicroBatch, Regularizer
 from tests.support.worked_batches import make_train_data, reduce_loss, reply

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, PPOConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.trainer.scoring import score_sequences

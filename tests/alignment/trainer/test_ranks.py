@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from alignment.artifacts.specs import ADAPTER, WEIGHTS
-from alignment.config.algorithm import DPOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
+from alignment.config.preference_algorithms import DPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from alignment.trainer.trainer import Trainer
 from alignment.types import Batch

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from alignment.artifacts.manifest import verify, write_manifest
 from alignment.artifacts.specs import ADAPTER, check_adapter
-from alignment.config.algorithm import PPOConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
 from alignment.config.trainer import OptimConfig, TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import DamagedAdapter, ForeignSamples, NonFiniteUpdate, NoVariance

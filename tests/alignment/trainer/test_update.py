@@ -13,22 +13,19 @@ from torch import Tensor
 from alignment.algorithms.base import prepare_step
 from alignment.algorithms.ppo import PPO
 from alignment.artifacts.manifest import write_manifest
-from alignment.config.algorithm import (
-    AlgorithmConfig,
-    CorrectionConfig,
-    CustomConfig,
+from alignment.config.algorithm import CorrectionConfig
+from alignment.config.algorithm_choice import AlgorithmConfig, CustomConfig
+from alignment.config.policy_gradient_algorithms import (
     DAPOConfig,
-    DPOConfig,
     DrGRPOConfig,
     GiGPOConfig,
     GRPOConfig,
-    KTOConfig,
     LengthAwarePPOConfig,
-    OnlineDPOConfig,
     PPOConfig,
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig, OnlineDPOConfig
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence
 from alignment.errors import ForeignSamples, NoVariance

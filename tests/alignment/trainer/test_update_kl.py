@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from alignment.config.algorithm import AlgorithmConfig, DPOConfig, PPOConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
+from alignment.config.preference_algorithms import DPOConfig
 from alignment.config.trainer import TrainerConfig
 from alignment.data.micro_batches import ScoredSequence, make_model_inputs
 from alignment.models.policy_model import PolicyModel

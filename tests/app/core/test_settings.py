@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from alignment.config.algorithm import DAPOConfig, KTOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import DAPOConfig, PPOConfig
+from alignment.config.preference_algorithms import KTOConfig
 from app.cli.main import app
 from app.core.settings import REPOSITORY, Settings, get_settings
 from app.core.settings.derived import trainer_config

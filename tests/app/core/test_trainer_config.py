@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from alignment.algorithms import build
-from alignment.config.algorithm import KTOConfig, LengthAwarePPOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import LengthAwarePPOConfig, PPOConfig
+from alignment.config.preference_algorithms import KTOConfig
 from app.core.settings import Settings
 from app.core.settings.derived import trainer_config
 from app.core.settings.loading import load_settings

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from alignment.config.algorithm import GRPOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from app.core.errors import BadRequest
 from app.core.settings import Settings
 from app.models import Policy

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from alignment.config.algorithm import PPOConfig
+from alignment.config.policy_gradient_algorithms import PPOConfig
 from alignment.config.rewards import RewardsConfig
 from app.core.errors import BadRequest
 from app.core.settings import Settings

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from alignment.config.algorithm import GRPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig
 from app.core.database import now
 from app.core.settings import Settings
 from app.models import Audit, LearningMode, Policy, Sample, SampleState, VersionState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from alignment.config.algorithm import GRPOConfig, PPOConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from alignment.config.rewards import RewardsConfig
 from app.core.settings import Settings
 from app.models import Feedback, Sample, Turn

@@ -7,7 +7,9 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from alignment.config.algorithm import AlgorithmConfig, DPOConfig, GRPOConfig, KTOConfig, ReinforcePlusPlusConfig
+from alignment.config.algorithm_choice import AlgorithmConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, ReinforcePlusPlusConfig
+from alignment.config.preference_algorithms import DPOConfig, KTOConfig
 from alignment.config.rollouts import GroupSamplingConfig, RolloutsConfig
 from app.core.settings import Settings
 from app.models import (

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from sqlalchemy import func, text, update
 
-from alignment.config.algorithm import GRPOConfig, PPOConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from app.core.database import now
 from app.deployments import comparison
 from app.models import (

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from alignment.config.algorithm import DPOConfig, GRPOConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig
+from alignment.config.preference_algorithms import DPOConfig
 from alignment.tolerance import exceeds
 from app.models import Sample, SampleState
 from tests.support.deployment import Harness

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from sqlalchemy import func, select, update
 
-from alignment.config.algorithm import GRPOConfig, PPOConfig, UpdateConfig
+from alignment.config.algorithm import UpdateConfig
+from alignment.config.policy_gradient_algorithms import GRPOConfig, PPOConfig
 from app.models import ApiKey, Batch, BatchState, BatchTurn, Policy, Project, Sample, SampleRule, SampleState, new_id
 from app.policies.locks import LockedPolicy, lock_policy
 from app.training import batch_samples
