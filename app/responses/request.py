@@ -9,16 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StrictBool, Tag, model_validator
 
 from alignment.json_values import as_list
-from app.chat.schemas import (
-    FUNCTION_NAME,
-    Arguments,
-    FunctionName,
-    JsonSchema,
-    MetadataKey,
-    MetadataValue,
-    RefusalPart,
-    Schema,
-)
+from app.chat.message_schemas import Arguments, RefusalPart
+from app.chat.schemas import FUNCTION_NAME, FunctionName, JsonSchema, MetadataKey, MetadataValue, Schema
 from app.chat.vendor_hints import IN_REQUESTS, HintedModel
 from app.core.errors import UnsupportedParameter
 from app.core.http import parse_body
