@@ -86,7 +86,7 @@ def first_gradient(base_model: Path, config: TrainerConfig, samples: list[Sample
     update._plan(part)
     update._score(part.first_epoch)
     prepare_step(trainer.algorithm, 0, update.data)
-    update._accumulate_gradient([part], [part.epochs[0][0]])
+    update.gradient_accumulator.accumulate([part], [part.epochs[0][0]])
     tensors = trainer.policy.role_parameters("actor").values()
     flat = torch.cat([tensor.grad.flatten() for tensor in tensors if tensor.grad is not None])
     return flat / flat.norm()

@@ -107,7 +107,7 @@ def first_step(trainer: Trainer, batch: Batch) -> tuple[dict[str, float], Tensor
     update._plan(part)
     update._score(part.first_epoch)
     prepare_step(trainer.algorithm, 0, update.data)
-    metrics = update._accumulate_gradient([part], [part.epochs[0][0]])
+    metrics = update.gradient_accumulator.accumulate([part], [part.epochs[0][0]])
     roles: tuple[ModelRole, ...] = ("actor", "critic") if "critic" in trainer.optimizers else ("actor",)
     tensors = [tensor for role in roles for tensor in trainer.policy.role_parameters(role).values()]
     return metrics, torch.cat([tensor.grad.flatten() for tensor in tensors if tensor.grad is not None])
