@@ -1,7 +1,7 @@
 """Measure learning in a game of another package: `make bench-games` or `python -m tests.benchmarks.games`.
 
 TextArena's GuessTheNumber runs unchanged in a process of its own, behind the loop of planned runs. The player is a
-model of 0.6 M parameters that was pretrained on random legal play. Only the HTTP between loop and model is replaced: by
+model of 0.2 M parameters that was pretrained on random legal play. Only the HTTP between loop and model is replaced: by
 the offline sampler, with token-exact prompts. A finished run is a line in `--out` and is not repeated.
 """
 
@@ -143,7 +143,7 @@ class Course:
         self._arm = arm
         self._discount = Settings().rewards.episode_discount
         self._trainer = Trainer(model, make_config(arm, arguments, seed))
-        self._sampler = Sampler(model, max_rows=arguments.games)
+        self._sampler = Sampler(model, max_rows=arguments.games, shares_prefix=True)
         # Not AutoTokenizer, which would take Qwen2's own for this kind of model where a file is missing.
         tokenizer = Qwen2Tokenizer.from_pretrained(model, local_files_only=True)
         self._chats = SampledChats(self._sampler, tokenizer, seed, max_tokens=MAX_TOKENS)

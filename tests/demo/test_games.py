@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -45,6 +45,10 @@ class Guessing(Steps):
         self._guessed.append(guess)
         is_over = guess == self._number or len(self._guessed) == 3
         return Step([{"role": "user", "content": hint}], 1.0 if guess == self._number else -1.0 * is_over, is_over)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def open_game(http: RandomPlay | SampledChats) -> LoopEnvironment:
@@ -122,13 +126,23 @@ def test_full_weights_are_sampled_from(model: Path) -> None:
     prompt = [[1, 2, 3]]
 
     def first() -> Reply:
-        return sampler.sample(prompt, torch.Generator().manual_seed(1), max_tokens=1)[0][0]
+        return sampler.sample(prompt, seeded(1), max_tokens=1)[0][0]
 
     original = first()
     sampler.load_weights(changed)
     assert first() != original
     sampler.load_weights(before)
     assert first() == original
+
+
+def test_shared_prefixes_change_no_reply(model: Path) -> None:
+    prompts = [[1, 2, 3, 4, *range(10, 10 + length)] for length in (3, 1, 6)] + [[1, 2, 3, 4, 60]]
+    alone, shared = (
+        list(chain(*Sampler(model, shares_prefix=shares).sample(prompts, seeded(3), count=2, max_tokens=5)))
+        for shares in (False, True)
+    )
+    for one, other in zip(alone, shared, strict=True):
+        assert one.ids == other.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def make_game(outcome: Outcome) -> Game:

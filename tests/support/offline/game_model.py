@@ -17,7 +17,7 @@ Transcript = Sequence[Mapping[str, str]]  # the messages of a game, from the fir
 def train_game_model(
     transcripts: Sequence[Transcript], others: Sequence[Transcript], words: Iterable[str], out: Path, seed: int
 ) -> None:
-    """Train a tokenizer and a model of 0.6 M parameters on all tokens of the transcripts, and write both.
+    """Train a tokenizer and a model of 0.2 M parameters on all tokens of the transcripts, and write both.
 
     The tokenizer knows the texts of `others`, too. Each of `words`, such as the numbers of a game, is one token.
     """
@@ -29,9 +29,9 @@ def train_game_model(
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokenizer),
-            hidden_size=128,
+            hidden_size=64,
             num_hidden_layers=3,
-            intermediate_size=256,
+            intermediate_size=128,
             num_attention_heads=2,
             num_key_value_heads=2,
             max_position_embeddings=CONTEXT,

@@ -43,7 +43,8 @@ class Layer(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys and values of B rows that end in the same column. Shorter rows are padded on the left."""
+    """Keys and values of B rows that end in the same column. Shorter rows are padded on the left, or after a prefix
+    that all have."""
 
     keys_LBHSD: Tensor
     values_LBHSD: Tensor
@@ -58,13 +59,22 @@ class Cache(NamedTuple):
 class Sampler:
     """Samples at temperature 1 from the base model plus the loaded adapter, or from other weights of its shape."""
 
-    def __init__(self, base_model: Path, lora: LoRAConfig | None = None, *, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self,
+        base_model: Path,
+        lora: LoRAConfig | None = None,
+        *,
+        max_rows: int = MAX_ROWS,
+        shares_prefix: bool = False,
+    ) -> None:
+        """With `shares_prefix` the tokens that all prompts of a batch begin with are computed once."""
         logging.disable_progress_bar()
         model = Qwen2ForCausalLM.from_pretrained(base_model, dtype=torch.float32, local_files_only=True)
         config = model.config
         self._weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         self._lora = lora or LoRAConfig()
         self._max_rows = max_rows
+        self._shares_prefix = shares_prefix
         self._num_layers, self._num_heads = config.num_hidden_layers, config.num_attention_heads
         self._eps, self._end = config.rms_norm_eps, int(config.eos_token_id)
         assert config.num_key_value_heads == self._num_heads, "the demo model shares no keys between heads"
@@ -101,8 +111,14 @@ class Sampler:
         self, prompts: Sequence[Sequence[int]], generator: torch.Generator, count: int, max_tokens: int
     ) -> list[Reply]:
         width = max(map(len, prompts))
-        cache, ids_BT = self._empty_cache(prompts, width, width + max_tokens)
-        hidden_BC = self._forward(ids_BT, cache, 0)
+        num_shared = _count_common(prompts) if self._shares_prefix else 0
+        cache, ids_BT = self._empty_cache(prompts, num_shared, width, width + max_tokens)
+        if num_shared:
+            first, ids_1T = self._empty_cache([prompts[0][:num_shared]], 0, num_shared, num_shared)
+            self._forward(ids_1T, first, 0)
+            cache.keys_LBHSD[..., :num_shared, :] = first.keys_LBHSD
+            cache.values_LBHSD[..., :num_shared, :] = first.values_LBHSD
+        hidden_BC = self._forward(ids_BT[:, num_shared:], cache, num_shared)
         rows = [
             index for index in range(len(prompts)) for _ in range(count)
         ]  # a cache row for each reply, copied from its prompt
@@ -128,14 +144,17 @@ class Sampler:
             hidden_BC = self._forward(ids_B[:, None], cache, column)
         return [Reply(tuple(reply_ids), tuple(values)) for reply_ids, values in zip(ids, logprobs, strict=True)]
 
-    def _empty_cache(self, prompts: Sequence[Sequence[int]], width: int, columns: int) -> tuple[Cache, Tensor]:
-        """Return an empty cache for the prompts and their replies, and the padded prompt ids."""
+    def _empty_cache(
+        self, prompts: Sequence[Sequence[int]], start: int, width: int, columns: int
+    ) -> tuple[Cache, Tensor]:
+        """Return an empty cache for the prompts and their replies, and the prompt ids, padded from `start` on."""
         padding_B = torch.tensor([width - len(prompt) for prompt in prompts])
         head_width = self._cos_SD.shape[1]
         keys = torch.zeros(self._num_layers, len(prompts), self._num_heads, columns, head_width)
-        hidden_BS = torch.arange(columns) < padding_B[:, None]
+        column_S = torch.arange(columns)
+        hidden_BS = (column_S >= start) & (column_S < start + padding_B[:, None])
         visible_BS = torch.zeros(len(prompts), columns).masked_fill(hidden_BS, -torch.inf)
-        ids_BT = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+        ids_BT = torch.tensor([[*p[:start], *[0] * (width - len(p)), *p[start:]] for p in prompts])
         return Cache(keys, torch.zeros_like(keys), visible_BS, padding_B), ids_BT
 
     def _forward(self, ids_BT: Tensor, cache: Cache, column: int) -> Tensor:
@@ -188,6 +207,12 @@ class Sampler:
             torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]),
             weight("mlp.down_proj"),
         )
+
+
+def _count_common(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens all prompts begin with, at most all but one of the shortest."""
+    shortest = min(map(len, prompts)) - 1
+    return next((at for at in range(shortest) if len({prompt[at] for prompt in prompts}) > 1), shortest)
 
 
 def _apply_rotary(x_BHTD: Tensor, cos_B1TD: Tensor, sin_B1TD: Tensor) -> Tensor:
