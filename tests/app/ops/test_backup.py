@@ -82,6 +82,13 @@ async def count_rows(db: Database) -> dict[str, int]:
         }
 
 
+async def wait_for_turns(db: Database, more_than: int) -> None:
+    """Wait until there are more turns than that."""
+    async with asyncio.timeout(60):
+        while (await count_rows(db))["turns"] <= more_than:
+            await asyncio.sleep(0.02)
+
+
 async def write_until(harness: Harness, done: asyncio.Event) -> tuple[list[str], float]:
     """Chat and vote until `done`. Returns the ids of the chats that were answered, and the longest delay of one."""
     ids, longest, loop = [], 0.0, asyncio.get_running_loop()
@@ -100,9 +107,9 @@ async def test_backup_during_chats_and_votes_is_restored_in_another_home(
 ) -> None:
     before, done = await count_rows(deployment.db), asyncio.Event()
     writers = [asyncio.create_task(write_until(deployment, done)) for _ in range(3)]
-    await asyncio.sleep(0.3)
+    await wait_for_turns(deployment.db, before["turns"])
     manifest = await create(deployment, tmp_path / "backups" / "one")
-    await asyncio.sleep(0.1)
+    await wait_for_turns(deployment.db, manifest.contents.rows["turns"])
     done.set()
     written = {id for writer in writers for id in (await writer)[0]}
     assert problems_of(tmp_path / "backups" / "one") == []
