@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
+    Integer,
     Select,
     String,
     Table,
@@ -37,6 +38,7 @@ RANKS = cast(Table, FeedbackRank.__table__)
 TURNS = cast(Table, Turn.__table__)
 EPISODES = cast(Table, Episode.__table__)
 ADVISORY_LOCK_CLASS = 0x66623A  # class of the PostgreSQL advisory locks that serialize a project's feedback
+POSITION = "position"  # of a row among those that are inserted with it
 ProjectAndValue = tuple[str, str]  # project id, and a key, a conversation, an episode or a target
 
 
@@ -124,9 +126,10 @@ def count_by_target(connection: Connection, targets: AbstractSet[ProjectAndValue
 
 
 def insert_feedback(connection: Connection, rows: Sequence[Mapping[str, object]]) -> dict[str, tuple[int, float]]:
-    """Insert the rows; return seq and creation time by id. A row whose key exists already is skipped."""
+    """Insert the rows in their order; return seq and creation time by id. A row whose key exists already is skipped."""
     if has_arrays(connection):
-        inserted = connection.execute(_insert_from_json(), {"rows": orjson.dumps(rows).decode()})
+        numbered = [{**row, POSITION: position} for position, row in enumerate(rows)]
+        inserted = connection.execute(_insert_from_json(), {"rows": orjson.dumps(numbered).decode()})
     else:
         inserted = connection.execute(_ignore_conflicts(sqlite.insert(FEEDBACK)), rows)
     return {id: (seq, created_at) for id, seq, created_at in inserted}
@@ -221,13 +224,15 @@ def _insert_from_json() -> ReturningInsert[str, int, float]:
     columns = [item for item in FEEDBACK.columns if item.name not in ("seq", "created_at")]
     document = sa.cast(bindparam("rows", type_=Text), JSONB)
     record = func.jsonb_to_recordset(document).table_valued(
-        *[column(item.name, item.type) for item in columns], name="record"
+        *[column(item.name, item.type) for item in columns], column(POSITION, Integer), name="record"
     )
     typed = record.render_derived(with_types=True)
     other = FEEDBACK.alias("other")
     same_key = (other.c.project_id == typed.c.project_id, other.c.idempotency_key == typed.c.idempotency_key)
     # A row that meets a conflict has used up a number by then; one that is left out here has not.
-    rows = select(*[typed.c[item.name] for item in columns]).where(~select(other.c.seq).where(*same_key).exists())
+    is_new = ~select(other.c.seq).where(*same_key).exists()
+    # Without ORDER BY a merge join would insert the rows in the order of their keys, and `seq` says whose vote counts.
+    rows = select(*[typed.c[item.name] for item in columns]).where(is_new).order_by(typed.c[POSITION])
     return _ignore_conflicts(postgresql.insert(FEEDBACK).from_select([item.name for item in columns], rows))
 
 

@@ -3,6 +3,9 @@
 import asyncio
 from typing import Any
 
+from sqlalchemy import text
+
+from app.feedback.repository import insert_feedback
 from app.feedback.schemas import BatchResults
 from app.models import Feedback, Reward
 from tests.support.deployment import Harness
@@ -75,6 +78,25 @@ async def test_batch_holds_at_most_1000_items(harness: Harness) -> None:
     more = await harness.api.post("/v1/feedback/batch", json={"items": [*items, items[0]]})
     assert more.status_code == 400
     assert len(await harness.all(Feedback)) == 1000
+
+
+async def test_batch_is_recorded_in_its_order_whatever_the_plan_of_the_insert(harness: Harness) -> None:
+    """A merge join, which PostgreSQL chooses for many rows, reads them in the order of their keys."""
+    turn = await harness.turn()
+    await harness.vote(turn.id, "up")
+    [vote] = await harness.all(Feedback)
+    columns = {column.key: getattr(vote, column.key) for column in Feedback.__table__.columns}
+    del columns["seq"], columns["created_at"]
+    keys = [f"k{number}" for number in reversed(range(20))]
+    rows = [columns | {"id": f"fb-{key}", "idempotency_key": key} for key in keys]
+    async with harness.db.write() as session:
+        connection = await session.connection()
+        if connection.dialect.name == "postgresql":
+            for other in ("nestloop", "hashjoin"):
+                await connection.execute(text(f"SET LOCAL enable_{other} = off"))
+        await connection.run_sync(insert_feedback, rows)
+    recorded = sorted(await harness.all(Feedback), key=lambda row: row.seq)
+    assert [row.idempotency_key for row in recorded[1:]] == keys
 
 
 async def test_malformed_batch_is_refused(harness: Harness) -> None:
