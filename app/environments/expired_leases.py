@@ -1,5 +1,7 @@
 """Attempts that nobody has claimed again after their process died: their episodes do not stay open for long."""
 
+import random
+
 from sqlalchemy import select
 
 from app.core.database import Database, now
@@ -39,6 +41,8 @@ async def settle_attempts(db: Database, settings: Settings) -> int:
         return 1
 
     async with db.read() as session:
-        # The bound comes after the turns, so that a project whose attempts fail in every pass holds up no other.
-        attempt_ids = take_turns((await session.execute(expired)).tuples())
+        pairs = list((await session.execute(expired)).tuples())
+    # Attempts that fail in every pass hold up no others: those of a project come in random order, and the bound comes
+    # after the turns of the projects.
+    attempt_ids = take_turns(random.sample(pairs, len(pairs)))
     return await run_each(attempt_ids[:MAX_SETTLED], settle, "settling the attempt")

@@ -1,6 +1,7 @@
 """Claims of attempts: leases that run out, late reports, tries that are lost, groups that are stale."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -201,6 +202,27 @@ async def test_project_whose_attempts_fail_in_every_pass_holds_up_no_other(
     monkeypatch.setattr(expired_leases, "settle_expired", settle)
     assert await expired_leases.settle_attempts(harness.db, harness.settings) == 2
     assert "prj-other" in settled
+
+
+async def test_attempts_that_fail_in_every_pass_hold_up_no_other_of_their_project(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They expired first, and are as many as one pass settles."""
+    monkeypatch.setattr(expired_leases, "MAX_SETTLED", 2)
+    monkeypatch.setattr(random, "sample", lambda pairs, count: list(reversed(pairs))[:count])
+    await join(harness, num_tasks=3)
+    attempts = [await claim(harness, owner=f"owner-{number}") for number in range(3)]
+    for number, attempt in enumerate(attempts):
+        await start(harness, attempt)
+        await expire(harness, attempt, 7200.0 - number)
+    settled = []
+
+    async def settle(session: AsyncSession, project_id: str, attempt: RunAttempt) -> None:
+        settled.append(attempt.id)
+
+    monkeypatch.setattr(expired_leases, "settle_expired", settle)
+    assert await expired_leases.settle_attempts(harness.db, harness.settings) == 2
+    assert attempts[2]["id"] in settled, "the order of a pass is random"
 
 
 async def test_renewed_lease_stays_and_a_lost_one_is_named(harness: Harness) -> None:
