@@ -93,7 +93,8 @@ def _render(row: Row) -> Iterator[str]:
     took = f" in {row['seconds']} s" if "seconds" in row else ""
     yield f"{row['folder']}: {row['bytes'] / 1e6:.1f} MB of {format_time(row['created_at'])}{took}"
     yield f"{row['database']}, schema {row['schema_revision']}: {counts}; {row['artifacts']} folders of files"
-    yield f"not in it: the base model ({', '.join(row['base_models'])}), the settings and the encryption keys"
+    base_models = f"the base model ({', '.join(row['base_models'])}), " if row["base_models"] else ""
+    yield f"not in it: {base_models}the settings and the encryption keys"
     for key, count in row["webhook_secrets"].items():
         how = "in clear text" if key == CLEAR_TEXT else f"encrypted with the key {key}"
         yield f"signing secrets of webhooks: {count} {how}"

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 from app.cli.main import app
 from app.core.settings import get_settings
+from app.models import Base
 from tests.support.backups import create_sealed_version, empty_home
 from tests.support.cli import run
 from tests.support.deployment import Harness
@@ -43,6 +45,15 @@ async def test_file_that_cannot_be_copied_is_one_sentence(
     assert isinstance(failed.exception, SystemExit)
     assert str(failed.exception).endswith(": No space left on device") and "\n" not in str(failed.exception)
     assert not (tmp_path / "one").exists() and list(tmp_path.glob(".attune-backup-*")) == []
+
+
+async def test_backup_without_a_policy_names_no_base_model(cli_harness: Harness, tmp_path: Path) -> None:
+    async with cli_harness.db.write() as session:
+        for table in reversed(Base.metadata.sorted_tables):
+            await session.execute(delete(table))
+    created = run(app, ["backup", "create", str(tmp_path / "one")])
+    assert created.exit_code == 0, created.output
+    assert "not in it: the settings and the encryption keys" in created.stdout
 
 
 async def test_backup_is_created_verified_and_restored(
