@@ -15,8 +15,8 @@ from tests.benchmarks.swap_deployment import SwapDeployment
 from tests.benchmarks.swap_users import STALL_SECONDS, ReplyRecord
 
 PHASES = {
-    "lora": ("export", "check", "transfer", "load", "verify", "switch", "trained_to_served"),
-    "full": ("export", "check", "drain", "load", "verify", "exchange", "switch", "trained_to_served"),
+    "lora": ("export", "wait", "reach", "check", "transfer", "load", "verify", "switch", "trained_to_served"),
+    "full": ("export", "wait", "check", "drain", "load", "verify", "exchange", "switch", "trained_to_served"),
 }
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 Span = tuple[float, float]

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from alignment.errors import DamagedAdapter
 from app.core import leases
-from app.core.database import Database
+from app.core.database import Database, database_time
 from app.core.request_log import log_fields
 from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
@@ -56,13 +56,15 @@ async def _claim_and_evaluate(db: Database, settings: Settings, owner: str, vers
         fence = await leases.claim(session, Version, version_id, owner=owner, seconds=seconds, states=states)
         version = await session.get_one(Version, version_id)
         policy = await session.get_one(Policy, version.policy_id)
+        waited = await database_time(session) - version.created_at
     if fence is None:
         return False
+    timings = Timings({"export": version.timings["export"], "wait": waited})
     try:
         renewal = leases.keep_renewed(db, Version, version_id, fence=fence, seconds=seconds)
         with log_fields(policy=policy.name, version=str(version.adapter_name)):
             async with renewal:
-                is_verified = await _evaluate(db, settings, policy, version, engines)
+                is_verified = await _evaluate(db, settings, policy, version, engines, timings)
     except leases.LeaseLost as error:
         log.warning("the evaluation was ended: %s", error)
         return False
@@ -71,7 +73,9 @@ async def _claim_and_evaluate(db: Database, settings: Settings, owner: str, vers
     return is_verified
 
 
-async def _evaluate(db: Database, settings: Settings, policy: Policy, version: Version, engines: list[Engine]) -> bool:
+async def _evaluate(
+    db: Database, settings: Settings, policy: Policy, version: Version, engines: list[Engine], timings: Timings
+) -> bool:
     """Return whether the version was verified. If not, it is rejected, or left for another attempt."""
     settings = effective_settings(policy, settings)
     if policy.head_version_id != version.id:
@@ -79,7 +83,6 @@ async def _evaluate(db: Database, settings: Settings, policy: Policy, version: V
     if (reason := kl_guard.describe_violation(version, settings)) is not None:
         return await _reject(db, version, reason, guard=settings)
     delivery = delivery_of(settings)
-    timings = Timings({"export": version.timings["export"]})
     async with EnginePool(load_engine_keys(settings)) as pool:
         try:
             gates = GateRunner(db, settings, policy, version)

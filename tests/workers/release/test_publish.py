@@ -54,7 +54,7 @@ async def test_version_is_loaded_verified_and_then_live(harness: Harness, script
     assert (await harness.get(Version, base.id)).state == VersionState.SUPERSEDED
     assert scripted.adapters == {"shop-v1": released.adapter_path}
     assert (await harness.all(Engine))[0].loaded == ["shop-v1"]
-    assert {"check", "load", "verify", "switch", "trained_to_served"} <= released.timings.keys()
+    assert {"wait", "reach", "check", "load", "verify", "switch", "trained_to_served"} <= released.timings.keys()
     answer = await harness.api.post(
         "/v1/chat/completions", json={"model": "shop", "messages": [{"role": "user", "content": "hi"}]}
     )

@@ -77,7 +77,8 @@ async def verify_on_engines(
     preparation = asyncio.create_task(prepare_adapter(version, settings, timings))
 
     async def verify(client: EngineClient) -> None:
-        await require_reachable(client)
+        with timings.measure("reach"):
+            await require_reachable(client)
         adapter = await asyncio.shield(preparation)  # nothing is sent before the files are checked
         await load_and_verify(client, version, adapter, settings, timings)
 
