@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Agent, Message, Reason
-from alignment.environments.service_http import ServiceHttp
+from alignment.environments.service_http import ServiceTransport
 from alignment.environments.tools.base import JsonObject, ToolSchema
 from alignment.environments.tools.tool_calls import AssistantMessage
 
@@ -64,7 +64,7 @@ class Reply:
 class AgentChat:
     """Chats of one attempt."""
 
-    def __init__(self, http: ServiceHttp, agent: Agent) -> None:
+    def __init__(self, http: ServiceTransport, agent: Agent) -> None:
         self._http = http
         self._agent = agent
         self._url = agent.base_url.rstrip("/") + "/chat/completions"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from alignment.environments.protocols import Message, Task
-from alignment.environments.service_http import ServiceHttp
+from alignment.environments.service_http import ServiceTransport
 
 SEED_BITS = 31
 MAX_PAIRS = 8  # of a description: the run adds its own
@@ -31,7 +31,7 @@ class ChatEndpoint:
 
     base_url: str
     api_key: str = field(repr=False)
-    http: ServiceHttp | None = field(default=None, repr=False, compare=False)
+    http: ServiceTransport | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Attempt:
     seed: int = 0
     episode_id: str = ""
     endpoint: ChatEndpoint | None = None
-    http: ServiceHttp | None = None
+    http: ServiceTransport | None = None
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from alignment.environments.protocols import (
     StepReward,
     Task,
 )
-from alignment.environments.service_http import ServiceHttp
+from alignment.environments.service_http import ServiceHttp, ServiceTransport
 from alignment.environments.tools.base import EpisodeContext, ToolSchema
 from alignment.environments.tools.toolbox import EpisodeTools
 from alignment.environments.worlds import LOWEST_REWARD, World
@@ -42,7 +42,7 @@ class LoopEnvironment(Environment):
     Chats are sent with `http`, or else with a client of its own, which trusts the certificates of `verify`.
     """
 
-    def __init__(self, make_world: Callable[[], World], http: ServiceHttp | None = None) -> None:
+    def __init__(self, make_world: Callable[[], World], http: ServiceTransport | None = None) -> None:
         self._make_world = make_world
         self._http = http
         self._endpoint: ChatEndpoint | None = None

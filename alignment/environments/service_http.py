@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from ssl import SSLContext
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import httpx2
 import orjson
@@ -37,7 +37,28 @@ class ServiceAnswer(NamedTuple):
     is_created: bool
 
 
-class ServiceHttp:
+class ServiceTransport(Protocol):
+    """How requests reach the service: ServiceHttp, or what stands in for both."""
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        key: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float = 60.0,
+    ) -> ServiceAnswer:
+        """Return the answer. Raises ServiceRefusal for 4xx, and InfrastructureFailure if the service does not serve.
+
+        `seconds` is for one try.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ServiceHttp(ServiceTransport):
     """Requests to the service. A busy service, and one that is not reached, is asked again for `patience` seconds.
 
     So every request must be safe to repeat.
@@ -69,10 +90,6 @@ class ServiceHttp:
         headers: Mapping[str, str] | None = None,
         seconds: float = 60.0,
     ) -> ServiceAnswer:
-        """Return the answer. Raises ServiceRefusal for 4xx, and InfrastructureFailure if the service does not serve.
-
-        `seconds` is for one try.
-        """
         content = None if body is None else orjson.dumps(body)
         sent = {"authorization": f"Bearer {key}", "content-type": "application/json", **(headers or {})}
         gives_up_at = time.monotonic() + self._patience

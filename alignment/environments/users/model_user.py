@@ -16,7 +16,7 @@ from alignment.environments.agent_chat import Choice, Completion
 from alignment.environments.attempts import Attempt, ChatEndpoint, derive_seed
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Message
-from alignment.environments.service_http import ServiceHttp
+from alignment.environments.service_http import ServiceHttp, ServiceTransport
 from alignment.environments.users.simulated_user import SimulatedUser, digest_of, text_of
 from alignment.errors import UnavailableEnvironment
 
@@ -166,7 +166,7 @@ class ModelUser(SimulatedUser):
         except (ValidationError, IndexError) as error:
             raise InfrastructureFailure("the answer to the simulated user is no chat completion") from error
 
-    def _http(self, endpoint: ChatEndpoint) -> ServiceHttp:
+    def _http(self, endpoint: ChatEndpoint) -> ServiceTransport:
         """Return the client of the run or of the endpoint, or else one of its own."""
         of_run = self._attempt.http if self.endpoint is None else None
         if (http := of_run or endpoint.http) is not None:

@@ -6,11 +6,10 @@ from random import Random
 
 import torch
 from tokenizers import AddedToken
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Tokenizer
 
-from demo.train import END, END_OF_TEXT, fit, make_batches, save, train_tokenizer
+from demo.train import fit, make_batches, new_model, save, train_tokenizer
 
-CONTEXT = 2048
 Transcript = Sequence[Mapping[str, str]]  # the messages of a game, from the first to the last
 
 
@@ -26,22 +25,8 @@ def train_game_model(
     tokenizer = train_tokenizer(texts)
     tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in words])
     examples = [_make_example(tokenizer, messages) for messages in transcripts]
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=64,
-            num_hidden_layers=3,
-            intermediate_size=128,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-            tie_word_embeddings=True,
-            eos_token_id=tokenizer.convert_tokens_to_ids(END),
-            bos_token_id=None,
-            pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
-        )
-    )
-    fit(model, list(make_batches(examples, Random(seed))))
+    model = new_model(tokenizer, width=64, mlp_width=128, num_layers=3, num_heads=2)
+    fit(model, list(make_batches(examples, Random(seed))), dtype=torch.float32)
     save(model, tokenizer, out)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, cast
 import orjson
 
 from alignment.environments.protocols import Agent, Environment, Limits, Message, Outcome, Task
-from alignment.environments.service_http import ServiceAnswer, ServiceHttp
+from alignment.environments.service_http import ServiceAnswer, ServiceTransport
 from alignment.signals.combine_rewards import CombinedReward
 from alignment.signals.tree_returns import Step, episode_return, tree_returns, turn_rewards
 from alignment.types import Sample
@@ -21,14 +21,13 @@ Credit = Literal["outcome", "return"]
 GUESS = re.compile(r"\[(\d+)\]")
 
 
-class RandomPlay(ServiceHttp):
+class RandomPlay(ServiceTransport):
     """Guesses a number that it has not guessed before in this game, each with the same probability.
 
     With `repeats` it guesses any number, which the game refuses where it was guessed before.
     """
 
     def __init__(self, numbers: Sequence[int], seed: int, *, repeats: bool = False) -> None:
-        super().__init__(connections=1)
         self._numbers = numbers
         self._random = random.Random(seed)
         self._repeats = repeats
@@ -50,6 +49,9 @@ class RandomPlay(ServiceHttp):
         self.transcripts[key] = [cast("Mapping[str, str]", message) for message in (*messages, reply)]
         completion = {"id": f"{key}-{len(messages)}", "choices": [{"message": reply, "finish_reason": "stop"}]}
         return ServiceAnswer(orjson.dumps(completion), False)
+
+    async def close(self) -> None:
+        """It holds nothing open."""
 
 
 @dataclass(frozen=True)

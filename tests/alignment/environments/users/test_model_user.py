@@ -10,7 +10,7 @@ import pytest
 from alignment.environments.attempts import Attempt, ChatEndpoint, derive_seed
 from alignment.environments.errors import InfrastructureFailure, ServiceRefusal
 from alignment.environments.protocols import Message
-from alignment.environments.service_http import ServiceAnswer, ServiceHttp
+from alignment.environments.service_http import ServiceAnswer, ServiceHttp, ServiceTransport
 from alignment.environments.users.model_user import GREETING, RULES, ModelUser
 from alignment.errors import UnavailableEnvironment
 from app.models import Turn
@@ -35,11 +35,10 @@ async def attempt(harness: Harness, live_url: str, scripted: ScriptedEngine) -> 
     await http.close()
 
 
-class OtherService(ServiceHttp):
+class OtherService(ServiceTransport):
     """A service that answers each chat with the text, or refuses it with the status."""
 
     def __init__(self, text: str = "For four.", status: int = 200, finish_reason: str = "stop") -> None:
-        super().__init__()
         self.text, self.status, self.finish_reason = text, status, finish_reason
         self.bodies: list[dict[str, Any]] = []
 
@@ -49,6 +48,8 @@ class OtherService(ServiceHttp):
             raise ServiceRefusal(self.status, None, "'temperature' is not supported")
         choice = {"message": {"role": "assistant", "content": self.text}, "finish_reason": self.finish_reason}
         return ServiceAnswer(orjson.dumps({"id": "chat-1", "choices": [choice]}), is_created=False)
+
+    async def close(self) -> None: ...
 
     @property
     def roles(self) -> list[str]:
