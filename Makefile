@@ -239,7 +239,7 @@ bench-sandboxes: $(MAIN)/.done ## how many snippets each sandbox runs in a secon
 bench-environments: $(MAIN)/.done ## turns per second of the loop of environments on a scripted engine, and their CPU time; a minute
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.environment_loop $(ATTUNE_BENCH_FLAGS)
 
-bench-games: $(MAIN)/.done ## learning in TextArena's GuessTheNumber, by credit; ten minutes a run of 200 updates, resumes where it stopped
+bench-games: $(MAIN)/.done ## learning in TextArena's GuessTheNumber, by credit; hours, resumes where it stopped
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.games $(ATTUNE_BENCH_FLAGS)
 
 clean: ## remove the environments and the demo's data (.attune/demo), nothing else

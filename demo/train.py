@@ -125,15 +125,18 @@ def make_batches(examples: list[Example], rng: Random) -> Iterator[tuple[Tensor,
         yield torch.tensor([ids for ids, _ in group]), torch.tensor([weights for _, weights in group])
 
 
-def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+def new_model(
+    tokenizer: Qwen2Tokenizer, *, width: int = 192, mlp_width: int = 512, num_layers: int = 4, num_heads: int = 3
+) -> Qwen2ForCausalLM:
+    """Return a model of the demo's architecture with random weights, by default in the demo model's shape."""
     return Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=len(tokenizer),
-            hidden_size=192,
-            num_hidden_layers=4,
-            intermediate_size=512,
-            num_attention_heads=3,
-            num_key_value_heads=3,
+            hidden_size=width,
+            num_hidden_layers=num_layers,
+            intermediate_size=mlp_width,
+            num_attention_heads=num_heads,
+            num_key_value_heads=num_heads,
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=True,
             eos_token_id=tokenizer.convert_tokens_to_ids(END),
@@ -143,8 +146,11 @@ def new_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     )
 
 
-def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """Train for one pass over the batches, with autocast to bfloat16."""
+def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]], *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Train for one pass over the batches, computing in `dtype`.
+
+    Processors without instructions for bfloat16 compute several times faster in float32.
+    """
     # Muon on the layers' matrices needs far fewer chats to learn the facts than AdamW alone.
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." in name]
@@ -160,7 +166,7 @@ def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]]) -> None:
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor) for optimizer in optimizers]
     started, smoothed_loss = time.monotonic(), 0.0
     for step, (ids_BT, weights_BT) in enumerate(batches, start=1):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             # Padding is at the end and attention is causal, so no mask is needed.
             logits_BTV = model(input_ids=ids_BT).logits
         # The logits at a position predict the next token.

@@ -27,7 +27,7 @@ from alignment.environments.foreign import ForeignSteps
 from alignment.environments.host_pool import EnvironmentSpec, HostPool
 from alignment.environments.host_process import ADAPTERS, HostConfig
 from alignment.environments.protocols import Task
-from alignment.environments.service_http import ServiceHttp
+from alignment.environments.service_http import ServiceTransport
 from alignment.environments.tools.base import JsonObject
 from alignment.environments.worlds import StepsWorld
 from alignment.errors import NothingToCompare, NoVariance
@@ -84,14 +84,14 @@ class Rules:
         return f"1–{self.numbers} in {self.turns} turns"
 
 
-class Table:
+class GameProcess:
     """The game's process, and the games played in it."""
 
     def __init__(self, pool: HostPool, seed: int) -> None:
         self._pool = pool
         self._seed = seed
 
-    def environment(self, http: ServiceHttp) -> LoopEnvironment:
+    def environment(self, http: ServiceTransport) -> LoopEnvironment:
         return LoopEnvironment(lambda: StepsWorld(ForeignSteps(self._pool, uuid4().hex)), http)
 
     def tasks(self, split: str) -> Iterator[Task]:
@@ -99,17 +99,17 @@ class Table:
 
 
 @asynccontextmanager
-async def open_table(rules: Rules, seed: int) -> AsyncIterator[Table]:
+async def open_game(rules: Rules, seed: int) -> AsyncIterator[GameProcess]:
     arguments: JsonObject = {"max_number": rules.numbers, "max_turns": rules.turns}
     spec = EnvironmentSpec(ADAPTERS / "textarena_adapter.py", "GuessTheNumber-v0", arguments, "textarena")
     pool = HostPool(spec, HostConfig(python=prepare("games", PINS) / "bin" / "python"))
     try:
-        yield Table(pool, seed)
+        yield GameProcess(pool, seed)
     finally:
         await pool.close()
 
 
-async def pretrain(table: Table, rules: Rules, num_games: int, seed: int, out: Path) -> None:
+async def pretrain(process: GameProcess, rules: Rules, num_games: int, seed: int, out: Path) -> None:
     """Write a model that was trained on so many games of random legal play.
 
     Its tokenizer also knows what the game says to a number that was guessed before.
@@ -117,7 +117,7 @@ async def pretrain(table: Table, rules: Rules, num_games: int, seed: int, out: P
     numbers = range(1, rules.numbers + 1)
     legal, any_number = RandomPlay(numbers, seed), RandomPlay(numbers, seed, repeats=True)
     for http, count in ((legal, num_games), (any_number, TOKENIZER_GAMES)):
-        await play_games(table.environment(http), islice(table.tasks("pretraining"), count), "random")
+        await play_games(process.environment(http), islice(process.tasks("pretraining"), count), "random")
     transcripts, others = (list(http.transcripts.values()) for http in (legal, any_number))
     await asyncio.to_thread(train_game_model, transcripts, others, map(str, numbers), out, seed)
 
@@ -136,10 +136,10 @@ def make_config(arm: Arm, arguments: argparse.Namespace, seed: int) -> TrainerCo
     return config.model_copy(update={"reward_model": None, "optim": optim})
 
 
-class Course:
+class Learner:
     """One run: a model, its trainer, and the games that it learns from."""
 
-    def __init__(self, table: Table, model: Path, arm: Arm, arguments: argparse.Namespace, seed: int) -> None:
+    def __init__(self, process: GameProcess, model: Path, arm: Arm, arguments: argparse.Namespace, seed: int) -> None:
         self._arm = arm
         self._discount = Settings().rewards.episode_discount
         self._trainer = Trainer(model, make_config(arm, arguments, seed))
@@ -147,9 +147,9 @@ class Course:
         # Not AutoTokenizer, which would take Qwen2's own for this kind of model where a file is missing.
         tokenizer = Qwen2Tokenizer.from_pretrained(model, local_files_only=True)
         self._chats = SampledChats(self._sampler, tokenizer, seed, max_tokens=MAX_TOKENS)
-        self._environment = table.environment(self._chats)
-        self._table = table
-        self._tasks = table.tasks("training")
+        self._environment = process.environment(self._chats)
+        self._process = process
+        self._tasks = process.tasks("training")
         self.num_refused = 0
 
     async def play(self, tasks: Iterator[Task], name: str, count: int, attempts: int = 1) -> list[Game]:
@@ -160,7 +160,7 @@ class Course:
 
     async def evaluate(self, count: int) -> float:
         """Return the share of games won, always of the same tasks."""
-        games = await self.play(self._table.tasks(EVALUATION), EVALUATION, count)
+        games = await self.play(self._process.tasks(EVALUATION), EVALUATION, count)
         return sum(game.is_won for game in games) / len(games)
 
     async def update(self, number: int, num_games: int) -> dict[str, float]:
@@ -186,19 +186,19 @@ class Course:
 async def run(rules: Rules, name: str, seed: int, arguments: argparse.Namespace) -> GameResult:
     directory = Path(mkdtemp(prefix="attune-games-"))
     try:
-        async with open_table(rules, seed) as game_table:
+        async with open_game(rules, seed) as process:
             started = time.process_time()
-            await pretrain(game_table, rules, arguments.pretraining, seed, directory / "model")
+            await pretrain(process, rules, arguments.pretraining, seed, directory / "model")
             pretraining_seconds = time.process_time() - started
-            course = Course(game_table, directory / "model", ARMS[name], arguments, seed)
-            curve = [await course.evaluate(arguments.evaluation)]
+            learner = Learner(process, directory / "model", ARMS[name], arguments, seed)
+            curve = [await learner.evaluate(arguments.evaluation)]
             started = time.process_time()
             for number in range(arguments.updates):
-                metrics = await course.update(number, arguments.games)
+                metrics = await learner.update(number, arguments.games)
                 shown = ", ".join(f"{key} {metrics[key]:.3g}" for key in SHOWN if key in metrics)
                 print(f"{rules.label}, {name}, seed {seed}, update {number + 1}: {shown}", flush=True)
                 if (number + 1) % arguments.every == 0:
-                    curve.append(await course.evaluate(arguments.evaluation))
+                    curve.append(await learner.evaluate(arguments.evaluation))
                     print(f"held-out games won: {curve[-1]:.1%}", flush=True)
             return GameResult(
                 rules=rules.label,
@@ -209,7 +209,7 @@ async def run(rules: Rules, name: str, seed: int, arguments: argparse.Namespace)
                 every=arguments.every,
                 evaluation=arguments.evaluation,
                 curve=curve,
-                refused=course.num_refused,
+                refused=learner.num_refused,
                 pretraining_seconds=pretraining_seconds,
                 seconds=time.process_time() - started,
             )

@@ -28,11 +28,6 @@ class GameResult:
     seconds: float
 
 
-def first_at_least(result: GameResult, share: float) -> int | None:
-    """Return the first evaluated number of updates with such a share of games won."""
-    return next((number * result.every for number, won in enumerate(result.curve) if won >= share), None)
-
-
 def table(results: Iterable[GameResult]) -> str:
     """Return a Markdown table of means over the seeds, with a 95 % interval where there are several."""
     groups: dict[tuple[str, str, int], list[GameResult]] = defaultdict(list)

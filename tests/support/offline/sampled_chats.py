@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen2Tokenizer
 
 from alignment.environments.protocols import Message
-from alignment.environments.service_http import ServiceAnswer, ServiceHttp
+from alignment.environments.service_http import ServiceAnswer, ServiceTransport
 from demo.train import END
 from tests.support.offline.sampler import Reply, Sampler
 
@@ -38,11 +38,10 @@ class _Chat:
     turns: list[SampledTurn] = field(default_factory=list)
 
 
-class SampledChats(ServiceHttp):
+class SampledChats(ServiceTransport):
     """Answers chats with replies of at most `max_tokens` tokens. The API key of a chat names its episode."""
 
     def __init__(self, sampler: Sampler, tokenizer: Qwen2Tokenizer, seed: int, *, max_tokens: int) -> None:
-        super().__init__(connections=1)
         self._sampler = sampler
         self._tokenizer = tokenizer
         self._end = int(tokenizer.convert_tokens_to_ids(END))
@@ -78,10 +77,11 @@ class SampledChats(ServiceHttp):
 
     def take_turns(self, key: str) -> list[SampledTurn]:
         """Return the turns of an episode, in their order, and forget it."""
+        self._sampler.end_chat(key)
         return self._chats.pop(key, _Chat()).turns
 
-    def copy(self, *, patience: float) -> ServiceHttp:
-        raise NotImplementedError("the sampler answers in one event loop")
+    async def close(self) -> None:
+        """It holds nothing open."""
 
     def _continue(self, chat: _Chat, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the prompt: that of the last turn, its reply, and what is new."""
@@ -105,6 +105,6 @@ class SampledChats(ServiceHttp):
         waiting, self._waiting = self._waiting, {}
         self._gathering = None
         prompts = [self._chats[key].prompt_ids for key in waiting]
-        sampled = self._sampler.sample(prompts, self._generator, max_tokens=self._max_tokens)
+        sampled = self._sampler.sample(prompts, self._generator, chats=list(waiting), max_tokens=self._max_tokens)
         for future, [reply] in zip(waiting.values(), sampled, strict=True):
             future.set_result(reply)

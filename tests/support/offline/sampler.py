@@ -43,8 +43,7 @@ class Layer(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Keys and values of B rows that end in the same column. Shorter rows are padded on the left, or after a prefix
-    that all have."""
+    """Keys and values of B rows that end in the same column. Shorter rows are padded on the left."""
 
     keys_LBHSD: Tensor
     values_LBHSD: Tensor
@@ -54,6 +53,13 @@ class Cache(NamedTuple):
     def rows(self, index_B: Tensor) -> "Cache":
         keys, values = self.keys_LBHSD[:, index_B], self.values_LBHSD[:, index_B]
         return Cache(keys, values, self.visible_BS[index_B], self.padding_B[index_B])
+
+
+class Prefix(NamedTuple):
+    """Keys and values of the tokens that a prompt begins with."""
+
+    keys_LHSD: Tensor
+    values_LHSD: Tensor
 
 
 class Sampler:
@@ -67,7 +73,7 @@ class Sampler:
         max_rows: int = MAX_ROWS,
         shares_prefix: bool = False,
     ) -> None:
-        """With `shares_prefix` the tokens that all prompts of a batch begin with are computed once."""
+        """With `shares_prefix` the tokens that all new prompts of a batch begin with are computed once."""
         logging.disable_progress_bar()
         model = Qwen2ForCausalLM.from_pretrained(base_model, dtype=torch.float32, local_files_only=True)
         config = model.config
@@ -75,6 +81,7 @@ class Sampler:
         self._lora = lora or LoRAConfig()
         self._max_rows = max_rows
         self._shares_prefix = shares_prefix
+        self._prompts: dict[str, Prefix] = {}  # the last one of each chat
         self._num_layers, self._num_heads = config.num_hidden_layers, config.num_attention_heads
         self._eps, self._end = config.rms_norm_eps, int(config.eos_token_id)
         assert config.num_key_value_heads == self._num_heads, "the demo model shares no keys between heads"
@@ -85,6 +92,7 @@ class Sampler:
     def load_adapter(self, adapter: Mapping[str, Tensor]) -> None:
         """Load an adapter, with tensor names as in its file. An empty one gives the base model."""
         self._layers = [self._merge_adapter(f"model.layers.{number}.", adapter) for number in range(self._num_layers)]
+        self._prompts.clear()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load full weights, with tensor names as in the base model's file."""
@@ -95,35 +103,52 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, count: int = 1, max_tokens: int = 160
+        self,
+        prompts: Sequence[Sequence[int]],
+        generator: torch.Generator,
+        *,
+        chats: Sequence[str] | None = None,
+        count: int = 1,
+        max_tokens: int = 160,
     ) -> list[list[Reply]]:
-        """Return `count` replies to every prompt, of at most `max_tokens` tokens."""
+        """Return `count` replies to every prompt, of at most `max_tokens` tokens.
+
+        `chats` names the chat of each prompt. The prompts of a chat each begin with the one before, of which nothing is
+        computed again until `end_chat`.
+        """
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         step = max(1, self._max_rows // count)
         sampled: dict[int, list[Reply]] = {}
         for start in range(0, len(by_length), step):
             chunk = by_length[start : start + step]
-            replies = self._sample_rows([prompts[index] for index in chunk], generator, count, max_tokens)
+            names = chats and [chats[index] for index in chunk]
+            replies = self._sample_rows([prompts[index] for index in chunk], names, generator, count, max_tokens)
             sampled |= {index: replies[row * count : (row + 1) * count] for row, index in enumerate(chunk)}
         return [sampled[index] for index in range(len(prompts))]
 
+    def end_chat(self, name: str) -> None:
+        """Forget the prompts of a chat."""
+        self._prompts.pop(name, None)
+
     def _sample_rows(
-        self, prompts: Sequence[Sequence[int]], generator: torch.Generator, count: int, max_tokens: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        chats: Sequence[str] | None,
+        generator: torch.Generator,
+        count: int,
+        max_tokens: int,
     ) -> list[Reply]:
+        cache, hidden_BC = self._compute_prompts(prompts, self._find_prefixes(prompts, chats), max_tokens)
         width = max(map(len, prompts))
-        num_shared = _count_common(prompts) if self._shares_prefix else 0
-        cache, ids_BT = self._empty_cache(prompts, num_shared, width, width + max_tokens)
-        if num_shared:
-            first, ids_1T = self._empty_cache([prompts[0][:num_shared]], 0, num_shared, num_shared)
-            self._forward(ids_1T, first, 0)
-            cache.keys_LBHSD[..., :num_shared, :] = first.keys_LBHSD
-            cache.values_LBHSD[..., :num_shared, :] = first.values_LBHSD
-        hidden_BC = self._forward(ids_BT[:, num_shared:], cache, num_shared)
-        rows = [
-            index for index in range(len(prompts)) for _ in range(count)
-        ]  # a cache row for each reply, copied from its prompt
-        cache, hidden_BC = cache.rows(torch.tensor(rows)), hidden_BC[rows]
-        rows = list(range(len(rows)))  # from here on, indices of replies
+        for row, name in enumerate(chats or ()):
+            computed = slice(width - len(prompts[row]), width)
+            self._prompts[name] = Prefix(
+                cache.keys_LBHSD[:, row, :, computed].clone(), cache.values_LBHSD[:, row, :, computed].clone()
+            )
+        if count > 1:  # a cache row for each reply, copied from its prompt
+            row_B = torch.arange(len(prompts)).repeat_interleave(count)
+            cache, hidden_BC = cache.rows(row_B), hidden_BC[row_B]
+        rows = list(range(count * len(prompts)))  # indices of replies
         ids: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         for column in range(width, width + max_tokens):
@@ -144,18 +169,37 @@ class Sampler:
             hidden_BC = self._forward(ids_B[:, None], cache, column)
         return [Reply(tuple(reply_ids), tuple(values)) for reply_ids, values in zip(ids, logprobs, strict=True)]
 
-    def _empty_cache(
-        self, prompts: Sequence[Sequence[int]], start: int, width: int, columns: int
+    def _find_prefixes(self, prompts: Sequence[Sequence[int]], chats: Sequence[str] | None) -> dict[int, Prefix]:
+        """Return what is computed already of the prompts, by their index."""
+        found = {row: self._prompts[name] for row, name in enumerate(chats or ()) if name in self._prompts}
+        new = [row for row in range(len(prompts)) if row not in found]
+        num_shared = _count_common([prompts[row] for row in new]) if new and self._shares_prefix else 0
+        if num_shared:
+            shared, _ = self._compute_prompts([prompts[new[0]][:num_shared]], {}, 0)
+            found |= dict.fromkeys(new, Prefix(shared.keys_LBHSD[:, 0], shared.values_LBHSD[:, 0]))
+        return found
+
+    def _compute_prompts(
+        self, prompts: Sequence[Sequence[int]], prefixes: Mapping[int, Prefix], max_tokens: int
     ) -> tuple[Cache, Tensor]:
-        """Return an empty cache for the prompts and their replies, and the prompt ids, padded from `start` on."""
+        """Return a cache with the prompts and room for their replies, and the last hidden states [B, C]."""
+        width = max(map(len, prompts))
         padding_B = torch.tensor([width - len(prompt) for prompt in prompts])
-        head_width = self._cos_SD.shape[1]
+        columns, head_width = width + max_tokens, self._cos_SD.shape[1]
         keys = torch.zeros(self._num_layers, len(prompts), self._num_heads, columns, head_width)
-        column_S = torch.arange(columns)
-        hidden_BS = (column_S >= start) & (column_S < start + padding_B[:, None])
-        visible_BS = torch.zeros(len(prompts), columns).masked_fill(hidden_BS, -torch.inf)
-        ids_BT = torch.tensor([[*p[:start], *[0] * (width - len(p)), *p[start:]] for p in prompts])
-        return Cache(keys, torch.zeros_like(keys), visible_BS, padding_B), ids_BT
+        is_padding_BS = torch.arange(columns) < padding_B[:, None]
+        visible_BS = torch.zeros(len(prompts), columns).masked_fill(is_padding_BS, -torch.inf)
+        cache = Cache(keys, torch.zeros_like(keys), visible_BS, padding_B)
+        ids_BT = torch.tensor([[*[0] * (width - len(prompt)), *prompt] for prompt in prompts])
+        begin = width - 1  # the first column that some prompt lacks
+        for row, prompt in enumerate(prompts):
+            padding, num_known = width - len(prompt), 0
+            if row in prefixes:
+                num_known = prefixes[row].keys_LHSD.shape[-2]
+                cache.keys_LBHSD[:, row, :, padding : padding + num_known] = prefixes[row].keys_LHSD
+                cache.values_LBHSD[:, row, :, padding : padding + num_known] = prefixes[row].values_LHSD
+            begin = min(begin, padding + num_known)
+        return cache, self._forward(ids_BT[:, begin:], cache, begin)
 
     def _forward(self, ids_BT: Tensor, cache: Cache, column: int) -> Tensor:
         """Add T tokens per row to the cache, from `column` on. Return the last token's hidden state [B, C]."""
