@@ -11,8 +11,9 @@ share no more than a system prompt stay apart.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import compress, count, pairwise
 from math import inf
+from operator import ne
 from typing import NamedTuple
 
 import torch
@@ -47,10 +48,7 @@ def estimate_cost(tokens: int, branches: bool) -> float:
 
 def common_prefix_length(first: TokenIds, second: TokenIds) -> int:
     """Return how many leading tokens two sequences have in common. Example: 1 2 3 and 1 2 4 give 2"""
-    for index, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return index
-    return min(len(first), len(second))
+    return next(compress(count(), map(ne, first, second)), min(len(first), len(second)))
 
 
 def pack_rows(ids: Sequence[TokenIds], packing: Packing, max_tokens: float = inf) -> list[PackedRow]:
