@@ -176,7 +176,8 @@ NAMED = {"type": "function", "function": {"name": "order_status"}}
 def test_tool_choice_leaves_the_next_prompt_alone(http: httpx2.Client, record: Record, first: Any, second: Any) -> None:
     """The next turn begins with the exact tokens of the one before; where it cannot, the reason is the true one."""
     tools = [ORDER_STATUS, {"type": "function", "function": {"name": "opening_hours"}}]
-    body = chat(http, [QUESTION], tools=tools, tool_choice=first, max_tokens=160).json()
+    # At the usual temperature the arguments of so small a model may not end within the limit.
+    body = chat(http, [QUESTION], tools=tools, tool_choice=first, max_tokens=160, temperature=0.1).json()
     message, reason = body["choices"][0]["message"], body["choices"][0]["finish_reason"]
     results = [RESULT | {"tool_call_id": call["id"]} for call in message.get("tool_calls") or ()]
     again = chat(http, [QUESTION, message, *results, GO_ON], tools=tools, tool_choice=second).json()

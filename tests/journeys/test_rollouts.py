@@ -1,10 +1,10 @@
 """Rollouts on the real engine: group samples of a chat become a GRPO group, a prompt set becomes a version."""
 
 import asyncio
-import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,17 @@ async def journey(tmp_path: Path, engine: RunningEngine) -> AsyncIterator[Harnes
     await db.close()
 
 
-def grade_by_hash(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a grade that depends on the text of the reply only.
+def grade_in_turn() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a judge that gives the grades 1 to 4 in turn, so that the rewards of four replies differ.
 
-    It is never the best grade, so that the reply with the human rating has the highest reward.
+    A group is compared by what all of its replies have, here by the judge alone, and equal rewards teach nothing.
     """
-    return grade_response(1 + zlib.crc32(body["messages"][1]["content"].encode()) % 4)
+    grades = cycle(range(1, 5))
+    return lambda body: grade_response(next(grades))
 
 
 async def test_group_samples_of_a_chat_become_a_grpo_group(journey: Harness) -> None:
-    with ScriptedEndpoint(grade_by_hash).serve() as url:
+    with ScriptedEndpoint(grade_in_turn()).serve() as url:
         judges = {"sources": [{"type": "explicit"}, {"type": "judge", "url": url, "model": "judge-model"}]}
         settings = journey.settings.replace(
             {"rewards": RewardsConfig.model_validate(judges), "trainer.batch_size": 4, "trainer.max_batch_size": 4}

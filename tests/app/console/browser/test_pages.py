@@ -4,7 +4,7 @@ from typing import Literal
 
 import httpx2
 import pytest
-from playwright.async_api import ViewportSize, expect
+from playwright.async_api import Page, ViewportSize, expect
 
 from app.models import Feedback
 from tests.support.console_browser import ConsolePage
@@ -49,6 +49,12 @@ async def test_pages_are_accessible_and_fit_a_telephone(
     assert console.problems == []
 
 
+async def expect_page(page: Page, heading: str) -> None:
+    """Wait for a page with this heading, and until its scripts have run: keys that are pressed before do nothing."""
+    await expect(page.get_by_role("heading", name=heading, exact=True).first).to_be_visible()
+    await page.wait_for_load_state("load")
+
+
 async def test_link_keys_labels_and_a_rollback_by_keyboard(harness: Harness, console: ConsolePage) -> None:
     """A person with a keyboard signs in by a link, labels a reply, and rolls back."""
     await add_history(harness, talks_by_version=2)
@@ -58,6 +64,7 @@ async def test_link_keys_labels_and_a_rollback_by_keyboard(harness: Harness, con
         link = (await http.post("/v1/console/links")).json()["url"]
     await page.goto(link)
     await page.wait_for_url("**/console/")
+    await page.wait_for_load_state("load")
     assert "link=" not in page.url
     await press("?")
     await expect(page.get_by_role("dialog")).to_be_visible()
@@ -67,11 +74,11 @@ async def test_link_keys_labels_and_a_rollback_by_keyboard(harness: Harness, con
     await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     await press("g")
     await press("v")
-    await expect(page.get_by_role("heading", name="Versions", level=1)).to_be_visible()
+    await expect_page(page, "Versions")
     await expect(page.locator("canvas").first).to_be_visible()
     before = len(await harness.all(Feedback))
     await press("3")
-    await expect(page.get_by_role("heading", name="Is this reply good?")).to_be_visible()
+    await expect_page(page, "Is this reply good?")
     await press("u")
     await expect(page.get_by_role("status")).to_have_text("Saved.")
     assert len(await harness.all(Feedback)) == before + 1
@@ -79,9 +86,9 @@ async def test_link_keys_labels_and_a_rollback_by_keyboard(harness: Harness, con
     await expect(page.get_by_role("status")).to_have_text("Taken back.")
     await press("g")
     await press("r")
-    await expect(page.get_by_role("heading", name="Release", level=1)).to_be_visible()
+    await expect_page(page, "Release")
     await press("b")
-    await expect(page.get_by_role("heading", name="Roll back to v5?")).to_be_visible()
+    await expect_page(page, "Roll back to v5?")
     button = page.get_by_role("button", name="Roll back to v5")
     await expect(button).to_be_disabled()
     await page.get_by_label("Reason").fill("v6 is rude")
