@@ -1,7 +1,7 @@
 """The tables, by subject. Migrations and repositories import them from here."""
 
 from alignment.signals.combine_rewards import NUMERIC_KINDS
-from app.models.audit import Audit, AuditAction, AuditChain, record_audit
+from app.models.audit import TRAINER, Audit, AuditAction, AuditChain, record_audit
 from app.models.base import Base, new_id
 from app.models.batch import (
     COUNTED_STATES,

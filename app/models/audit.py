@@ -10,6 +10,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.models.base import Base, BigInt, Created, partial_index
 
+TRAINER = "trainer"  # the actor of what the trainer does
+
 
 class AuditAction(StrEnum):
     """What was done, as `object.past_participle`. Where a row's state changes, the second part is the new state."""

@@ -7,12 +7,10 @@ line.
 
 from sqlalchemy import select
 
-from app.models import AuditAction, Batch, BatchState, SampleRule, Version, record_audit
+from app.models import TRAINER, AuditAction, Batch, BatchState, SampleRule, Version, record_audit
 from app.policies.locks import LockedPolicy
 from app.policies.references import version_name
 from app.training import batch_samples, line_moves
-
-ACTOR = "trainer"  # of audit entries
 
 
 async def move_head(locked: LockedPolicy, version: Version) -> None:
@@ -47,4 +45,4 @@ async def _fail_batches(locked: LockedPolicy, head: Version) -> None:
     batch_ids = list(await session.scalars(select(Batch.id).where(*other_parent)))
     reason = f"training returned to {version_name(policy, head)}"
     for batch_id in await batch_samples.break_up_batches(locked, batch_ids, BatchState.FAILED, reason):
-        record_audit(session, ACTOR, AuditAction.BATCH_FAILED, batch_id, reason, project_id=policy.project_id)
+        record_audit(session, TRAINER, AuditAction.BATCH_FAILED, batch_id, reason, project_id=policy.project_id)

@@ -18,13 +18,13 @@ from alignment.signals.agreement import weight_from_agreement
 from app.core.database import now
 from app.core.errors import Conflict, require_row
 from app.core.jobs import enqueue_after_commit
-from app.models import AuditAction, Policy, RewardModel, RewardModelState, RewardModelTurn, new_id
+from app.models import TRAINER, AuditAction, Policy, RewardModel, RewardModelState, RewardModelTurn, new_id
 from app.policies.locks import LockedPolicy
 from app.policies.service import audit_policy
 
 SERVING_AUC_LOW = "serving_auc_low"  # of RewardModel.metrics: the lower bound by people's feedback since it serves
 MAY_SERVE = (RewardModelState.TRAINED, RewardModelState.DISABLED, RewardModelState.RETIRED)
-TRAINER, RECONCILER, ERASURE = "trainer", "reconcile", "erasure"
+RECONCILER, ERASURE = "reconcile", "erasure"
 AUTOMATIC_ACTORS = (TRAINER, RECONCILER, ERASURE)  # after one of them disables a model, the next fit may still serve
 
 

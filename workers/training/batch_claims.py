@@ -15,6 +15,7 @@ from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
+    TRAINER,
     AuditAction,
     Batch,
     BatchState,
@@ -35,7 +36,6 @@ from app.training.policy_config import effective_rewards
 from workers.feedback import corrections
 from workers.training.recorded_samples import read_held_out, read_places, to_sample
 
-TRAINER = "trainer"  # the actor in audit entries
 CONSENT_WITHDRAWN = "its project or an API key no longer consents to training"
 
 

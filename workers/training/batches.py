@@ -14,6 +14,7 @@ from app.core.database import Database, now
 from app.core.jobs import enqueue_after_commit
 from app.core.settings import Settings
 from app.models import (
+    TRAINER,
     AuditAction,
     Batch,
     BatchState,
@@ -28,7 +29,7 @@ from app.models import (
 from app.policies.locks import LockedPolicy, lock_policy
 from app.training import batch_samples, kl_guard
 from workers.feedback import corrections
-from workers.training.batch_claims import TRAINER, ClaimedBatch
+from workers.training.batch_claims import ClaimedBatch
 from workers.training.results import TrainedVersion
 
 UNUSED_REASON = "the algorithm had nothing to compare it with"

@@ -21,6 +21,7 @@ from app.core.run_each import run_each, take_turns
 from app.core.settings import Settings
 from app.models import (
     RANKING_KINDS,
+    TRAINER,
     AuditAction,
     Policy,
     PolicyState,
@@ -167,9 +168,7 @@ async def record_failed_attempt(db: Database, claimed: ClaimedFit, reason: str) 
             update(RewardModel).where(RewardModel.id == row.id, RewardModel.fence == row.fence).values(reason=reason)
         )
         action = AuditAction.REWARD_MODEL_ATTEMPT_FAILED
-        record_audit(
-            session, reward_models.TRAINER, action, claimed.name, reason, project_id=project_id, attempt=row.attempt
-        )
+        record_audit(session, TRAINER, action, claimed.name, reason, project_id=project_id, attempt=row.attempt)
 
 
 async def reconcile(db: Database, settings: Settings) -> None:
@@ -225,7 +224,7 @@ async def _record_bound(db: Database, row: RewardModel, low: float) -> None:
             current.metrics = current.metrics | {reward_models.SERVING_AUC_LOW: low}
 
 
-async def disable(db: Database, policy_id: str, id: str, reason: str, *, actor: str = reward_models.TRAINER) -> None:
+async def disable(db: Database, policy_id: str, id: str, reason: str, *, actor: str = TRAINER) -> None:
     """Disable the reward model if it still serves, and create another fit."""
     async with db.write() as session:
         locked = await lock_policy(session, policy_id)
@@ -278,7 +277,7 @@ async def _finish(
     reason: str | None,
     details: Mapping[str, object] = MappingProxyType({}),
     *,
-    actor: str = reward_models.TRAINER,
+    actor: str = TRAINER,
     values: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Write the final state and `values` under the row's fence, and audit it with `details`. Raises LeaseLost."""
