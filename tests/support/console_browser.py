@@ -7,6 +7,8 @@ from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Page
 
+from tests.support.chromium import TIMEOUT_MS
+
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 RUN_AXE = "async () => (await axe.run()).violations.map(({ id, nodes }) => [id, nodes.map((node) => node.html)])"
 # The elements that reach beyond the right edge of a page that scrolls sideways.
@@ -61,7 +63,7 @@ class ConsolePage:
 async def open_page(browser: Browser, url: str, **options: Any) -> ConsolePage:
     context = await browser.new_context(viewport={"width": 1280, "height": 860}, **options)
     page = await context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(TIMEOUT_MS)
     console = ConsolePage(page, url)
     page.on("console", lambda message: console.problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: console.problems.append(str(error)))

@@ -15,7 +15,7 @@ from playwright.async_api import Page
 from app.core.settings import REPOSITORY
 from app.main import create_app
 from tests.conftest import skip_or_fail
-from tests.support.chromium import run_chromium
+from tests.support.chromium import TIMEOUT_MS, run_chromium
 from tests.support.deployment import Harness
 from tests.support.faulty_api import FaultyApi
 from tests.support.scripted_engine import serve
@@ -97,5 +97,5 @@ def url(api: FaultyApi, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 async def page() -> AsyncIterator[Page]:
     async with run_chromium() as browser:
         page = await browser.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(TIMEOUT_MS)
         yield page

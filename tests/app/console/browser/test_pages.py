@@ -107,7 +107,7 @@ async def test_live_list_shows_new_replies_by_itself(harness: Harness, console: 
     await expect(console.page.get_by_text("the first question")).to_be_visible()
     script = "<script>document.title = 'stolen'</script>"
     await harness.turn(own_messages=[{"role": "user", "content": f"the second question {script}"}])
-    await expect(console.page.get_by_text("the second question")).to_be_visible(timeout=10_000)
+    await expect(console.page.get_by_text("the second question")).to_be_visible()
     assert await console.page.title() == "Live · Attune"
     await console.page.keyboard.press(" ")
     await expect(console.page.get_by_role("link", name="Go on")).to_be_visible()
