@@ -26,7 +26,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 # Locked packages come first, so that torch, whose builds differ by index and have no hashes here, brings in only what is not locked.
 LOCKED := --require-hashes --no-deps -r
 
-.PHONY: help setup setup-vllm lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-lags bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-noisy-raters bench-rater-weights bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl bench-intake bench-sandboxes bench-environments bench-games clean
+.PHONY: help setup setup-vllm lock sbom audit chart docs demo test test-slow test-openwebui test-all smoke check-all faults fuzz lint facts model smollm2 parity bench-trainer bench-learning bench-staleness bench-lags bench-late-votes bench-corrections bench-sparse-votes bench-rates bench-reward-model bench-growth bench-waiting bench-scaling bench-overlap bench-votes bench-policies bench-poisoning bench-noisy-raters bench-rater-weights bench-swap bench-swap-full bench-canary bench-delivery bench-long-acts bench-update-kl bench-intake bench-openwebui bench-sandboxes bench-environments bench-games clean
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -232,6 +232,9 @@ bench-delivery: $(MAIN)/.done ## how often a wrong adapter is found in bfloat16,
 
 bench-intake: $(MAIN)/.done ## 10,000 votes by each intake route through an outage of two minutes: each is counted once; an hour or two
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.intake $(ATTUNE_BENCH_FLAGS)
+
+bench-openwebui: setup ## simulated users press thumbs in the real Open WebUI (2.9 GB, installed once) for an hour
+	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.openwebui $(ATTUNE_BENCH_FLAGS)
 
 bench-sandboxes: $(MAIN)/.done ## how many snippets each sandbox runs in a second; half a minute
 	@OMP_NUM_THREADS=1 $(MAIN)/bin/python -m tests.benchmarks.sandboxes $(ATTUNE_BENCH_FLAGS)

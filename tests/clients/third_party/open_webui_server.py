@@ -63,8 +63,20 @@ class OpenWebUI:
         self.api.headers["authorization"] = f"Bearer {user['token']}"
         self.user_id = str(user["id"])
 
-    def connect(self, base_url: str, api_key: str, model: str) -> None:
-        """Make Attune the only connection, with the header lines and the model's settings of the docs."""
+    def add_user(self, name: str) -> "OpenWebUI":
+        """Create an account without rights of an administrator, and return its page."""
+        form = {"name": name, "email": f"{name}@example.org", "password": "of-the-tests-1", "role": "user"}
+        user = self.request("POST", "/api/v1/auths/add", form)
+        page = OpenWebUI(self.url)
+        page.api.headers["authorization"] = f"Bearer {user['token']}"
+        page.user_id = str(user["id"])
+        return page
+
+    def connect(self, base_url: str, api_key: str, model: str, system: str | None = None) -> None:
+        """Make Attune the only connection, with the header lines and the model's settings of the docs.
+
+        `system`: the system prompt of the model.
+        """
         form = {
             "ENABLE_OPENAI_API": True,
             "OPENAI_API_BASE_URLS": [base_url],
@@ -72,7 +84,8 @@ class OpenWebUI:
             "OPENAI_API_CONFIGS": {"0": {"enable": True, "headers": HEADERS}},
         }
         self.request("POST", "/openai/config/update", form)
-        settings: dict[str, Any] = {"id": model, "base_model_id": None, "name": model, "params": {}}
+        params = {} if system is None else {"system": system}
+        settings: dict[str, Any] = {"id": model, "base_model_id": None, "name": model, "params": params}
         self.request("POST", "/api/v1/models/create", settings | {"meta": {"capabilities": {"builtin_tools": False}}})
         self.request("GET", "/api/models?refresh=true")
 
