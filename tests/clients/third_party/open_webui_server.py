@@ -24,6 +24,7 @@ HEADERS = {  # docs/connect/openwebui.md
     "X-Attune-User": "{{USER_ID}}",
     "X-Attune-Task": "{{TASK}}",
 }
+EVERYBODY_READS = {"principal_type": "user", "principal_id": "*", "permission": "read"}
 OFFLINE = {
     "OFFLINE_MODE": "true",
     "RAG_EMBEDDING_ENGINE": "openai",
@@ -86,7 +87,8 @@ class OpenWebUI:
         self.request("POST", "/openai/config/update", form)
         params = {} if system is None else {"system": system}
         settings: dict[str, Any] = {"id": model, "base_model_id": None, "name": model, "params": params}
-        self.request("POST", "/api/v1/models/create", settings | {"meta": {"capabilities": {"builtin_tools": False}}})
+        settings |= {"meta": {"capabilities": {"builtin_tools": False}}, "access_grants": [EVERYBODY_READS]}
+        self.request("POST", "/api/v1/models/create", settings)
         self.request("GET", "/api/models?refresh=true")
 
     def install_plugin(self, base_url: str, api_key: str, **valves: Any) -> None:
