@@ -97,8 +97,10 @@ def chat(running: LocalDeployment, settings: Settings, users: OpenWebUIUsers, nu
         with users.pressed.lock:
             judged = list(users.pressed.judged)
         rows = list(approval_by(recorded.versions, judged))
-        for version, replies, liked in rows[num_printed:-1]:
-            print(f"[{time.monotonic() - started:4.0f} s] {version}: {liked} of {replies} replies liked", flush=True)
+        for version, replies, approved in rows[num_printed:-1]:
+            print(
+                f"[{time.monotonic() - started:4.0f} s] {version}: {approved} of {replies} replies approved", flush=True
+            )
         num_printed = max(num_printed, len(rows) - 1)
     users.stop()
     for thread in threads:
@@ -114,9 +116,9 @@ def chat(running: LocalDeployment, settings: Settings, users: OpenWebUIUsers, nu
 def report(settings: Settings, pressed: Pressed, recorded: Recorded) -> str:
     """Return the tables: the approval of each version, and what became of the votes."""
     votes = Api(settings).get(f"/v1/policies/{settings.policy}/votes")
-    lines = ["| version | replies | liked |", "|---|---:|---:|"]
-    for version, replies, liked in approval_by(recorded.versions, pressed.judged):
-        lines.append(f"| {version} | {replies:,} | {liked / replies:.0%} |")
+    lines = ["| version | replies | approved |", "|---|---:|---:|"]
+    for version, replies, approved in approval_by(recorded.versions, pressed.judged):
+        lines.append(f"| {version} | {replies:,} | {approved / replies:.0%} |")
     lines += ["", "| | count |", "|---|---:|"]
     counts = {
         "replies that users read": len(pressed.judged),
@@ -127,7 +129,11 @@ def report(settings: Settings, pressed: Pressed, recorded: Recorded) -> str:
         **{f"feedback recorded: {kind}": number for kind, number in recorded.feedback.items()},
         "votes learned from": votes["learned"],
         "votes that wait": votes["waiting"],
-        **{f"votes not learned from: {reason}": number for reason, number in votes["by_reason"].items()},
+        **{
+            f"votes not learned from: {row['reason']}": row["count"]
+            for row in votes["by_reason"]
+            if row["state"] == "not_learned"
+        },
         "samples trained on": recorded.trained_samples,
         **{f"background replies, {reason}": number for reason, number in recorded.background.items()},
         "background replies that are samples": recorded.background_samples,

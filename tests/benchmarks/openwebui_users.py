@@ -27,7 +27,7 @@ class Judged:
 
     message_id: str
     at: float
-    is_liked: bool
+    is_approved: bool
     vote: int | None
 
 
@@ -88,12 +88,12 @@ class OpenWebUIUsers:
     def _judge(self, random: Random, page: OpenWebUI, question: Question, reply: Reply) -> None:
         at = time.time()
         num_tokens = len(self._tokenizer.encode(reply.content, add_special_tokens=False)) + 1  # with the end
-        is_liked = judge(question, reply.content, num_tokens).approved
+        is_approved = judge(question, reply.content, num_tokens).approved
         vote = None
         if random.random() >= UNRATED:
-            vote = self._press(random, page, reply, 1 if is_liked else -1)
+            vote = self._press(random, page, reply, 1 if is_approved else -1)
         with self.pressed.lock:
-            self.pressed.judged.append(Judged(reply.message_id, at, is_liked, vote))
+            self.pressed.judged.append(Judged(reply.message_id, at, is_approved, vote))
 
     def _press(self, random: Random, page: OpenWebUI, reply: Reply, meant: int) -> int | None:
         """Press the thumb, now and then the wrong one, change it, or take it back. Return what remains."""
@@ -113,13 +113,13 @@ class OpenWebUIUsers:
 
 
 def approval_by(versions: dict[str, str], judged: list[Judged]) -> Iterator[tuple[str, int, int]]:
-    """Yield (version, replies, liked) in the order in which users first saw the versions.
+    """Yield (version, replies, approved) in the order in which users first saw the versions.
 
     `versions`: the version of each reply, by the message's id.
     """
     found: dict[str, list[bool]] = {}
     for one in sorted(judged, key=lambda reply: reply.at):
         if one.message_id in versions:
-            found.setdefault(versions[one.message_id], []).append(one.is_liked)
+            found.setdefault(versions[one.message_id], []).append(one.is_approved)
     for version, verdicts in found.items():
         yield version, len(verdicts), sum(verdicts)
