@@ -38,7 +38,7 @@ class ServiceAnswer(NamedTuple):
 
 
 class ServiceTransport(Protocol):
-    """How requests reach the service: ServiceHttp, or what stands in for both."""
+    """How requests reach the service: ServiceHttp, or a stand-in that answers without a service, as in benchmarks."""
 
     async def request(
         self,

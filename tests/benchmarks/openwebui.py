@@ -10,11 +10,12 @@ its page does for the first message of a chat.
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +26,14 @@ from app.cli.server import LocalDeployment
 from app.core.database import Database
 from app.core.settings import DEMO_MODEL, Settings
 from app.core.settings.loading import load_settings
+from app.feedback.effective import is_effective
 from app.models import Feedback, Policy, Sample, SampleState, Turn, TurnMetadata, Version
 from demo.dialogues import SYSTEM
+from tests.benchmarks.default_environment import set_default_environment
 from tests.benchmarks.deployment import machine
-from tests.benchmarks.openwebui_users import OpenWebUIUsers, Pressed, approval_by
+from tests.benchmarks.openwebui_users import JudgedReply, OpenWebUIUsers, UserActions, count_approved
 from tests.clients.third_party.environments import prepare
 from tests.clients.third_party.open_webui_server import run_open_webui
-from tests.support.engine_fixture import free_port
 
 POLL_SECONDS = 5.0
 SETTLE_SECONDS = 300.0  # for the votes of the last minute to arrive
@@ -39,94 +41,110 @@ RECONCILE_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What the service has recorded. `versions`: the version of each reply, by Open WebUI's id of the message."""
+class Records:
+    """What the service has records. Replies have Open WebUI's id of their message.
 
-    feedback: dict[str, int]
+    Attributes:
+        versions: The version of each reply.
+        votes: The thumbs that count, by reply: 1 or -1.
+        feedback: How many submissions there are of each kind.
+        background: Replies to Open WebUI's own requests, by exclusion reason.
+        background_samples: How many of these could be trained on.
+        trained_samples: How many replies were trained on.
+    """
+
     versions: dict[str, str]
+    votes: dict[str, list[float | None]]
+    feedback: dict[str, int]
     background: dict[str, int]
     background_samples: int
     trained_samples: int
 
 
-async def read_recorded(settings: Settings) -> Recorded:
+async def read_records(settings: Settings) -> Records:
+    is_message, is_task = TurnMetadata.key == "message-id", Turn.origin == "task"
+    versions = (
+        select(TurnMetadata.value, Policy.name, Version.number)
+        .join(Turn, Turn.id == TurnMetadata.turn_id)
+        .join(Version, Version.id == Turn.version_id)
+        .join(Policy, Policy.id == Version.policy_id)
+        .where(is_message, Turn.origin == "chat")
+        .order_by(Turn.created_at, Turn.id)
+    )
+    votes = (
+        select(TurnMetadata.value, Feedback.value)
+        .join(Feedback, Feedback.turn_id == TurnMetadata.turn_id)
+        .where(is_message, Feedback.kind == "binary", is_effective())
+        .order_by(Feedback.seq, TurnMetadata.turn_id, TurnMetadata.key)
+    )
+    feedback = select(Feedback.kind, func.count()).group_by(Feedback.kind).order_by(Feedback.kind)
+    background = (
+        select(Turn.exclusion_reason, func.count())
+        .where(is_task)
+        .group_by(Turn.exclusion_reason)
+        .order_by(Turn.exclusion_reason)
+    )
+    of_background = select(func.count()).select_from(Sample).join(Turn, Turn.id == Sample.turn_id).where(is_task)
+    trained = select(func.count()).select_from(Sample).where(Sample.state == SampleState.TRAINED)
+    by_reply: defaultdict[str, list[float | None]] = defaultdict(list)
     async with Database(settings.database_url) as db, db.read() as session:
-        feedback = await session.execute(
-            select(Feedback.kind, func.count()).group_by(Feedback.kind).order_by(Feedback.kind)
-        )
-        messages = await session.execute(
-            select(TurnMetadata.value, Policy.name, Version.number)
-            .join(Turn, Turn.id == TurnMetadata.turn_id)
-            .join(Version, Version.id == Turn.version_id)
-            .join(Policy, Policy.id == Version.policy_id)
-            .where(TurnMetadata.key == "message-id", Turn.origin == "chat")
-            .order_by(Turn.created_at, Turn.id)
-        )
-        is_task = Turn.origin == "task"
-        background = await session.execute(
-            select(Turn.exclusion_reason, func.count())
-            .where(is_task)
-            .group_by(Turn.exclusion_reason)
-            .order_by(Turn.exclusion_reason)
-        )
-        of_task = select(func.count()).select_from(Sample).join(Turn, Turn.id == Sample.turn_id).where(is_task)
-        trained = select(func.count()).select_from(Sample).where(Sample.state == SampleState.TRAINED)
-        return Recorded(
-            feedback={kind: number for kind, number in feedback},
-            versions={message: f"{policy}@v{number}" for message, policy, number in messages},
-            background={str(reason): number for reason, number in background},
-            background_samples=await session.scalar(of_task) or 0,
+        for message_id, value in await session.execute(votes):
+            by_reply[message_id].append(value)
+        return Records(
+            versions={id: f"{policy}@v{number}" for id, policy, number in await session.execute(versions)},
+            votes=dict(by_reply),
+            feedback={kind: number for kind, number in await session.execute(feedback)},
+            background={str(reason): number for reason, number in await session.execute(background)},
+            background_samples=await session.scalar(of_background) or 0,
             trained_samples=await session.scalar(trained) or 0,
         )
 
 
-def is_complete(pressed: Pressed, recorded: Recorded) -> bool:
-    """Whether every thumb, change and removal has arrived."""
-    arrived = recorded.feedback.get("binary", 0), recorded.feedback.get("withdrawal", 0)
-    events = pressed.events
-    return arrived[0] >= events["pressed"] + events["changed"] and arrived[1] >= events["deleted"]
+def find_wrong(judged: Sequence[JudgedReply], votes: Mapping[str, Sequence[float | None]]) -> list[str]:
+    """Return the replies whose thumb that counts is not the one that its user left there, or not there alone."""
+    expected = {reply.message_id: [] if reply.vote is None else [reply.vote] for reply in judged}
+    return sorted(id for id in expected.keys() | votes.keys() if expected.get(id, []) != list(votes.get(id, ())))
 
 
-def chat(running: LocalDeployment, settings: Settings, users: OpenWebUIUsers, number: int, minutes: float) -> Recorded:
-    """Let people chat for so many minutes, and return what was recorded when all their votes have arrived."""
+def chat(running: LocalDeployment, settings: Settings, users: OpenWebUIUsers, number: int, minutes: float) -> Records:
+    """Let people chat for so many minutes, and return what is recorded when all their votes have arrived."""
     threads, started, num_printed = users.start(number), time.monotonic(), 0
-    while time.monotonic() < started + 60 * minutes:
-        time.sleep(POLL_SECONDS)
-        running.restart_dead_processes()
-        recorded = asyncio.run(read_recorded(settings))
-        with users.pressed.lock:
-            judged = list(users.pressed.judged)
-        rows = list(approval_by(recorded.versions, judged))
-        for version, replies, approved in rows[num_printed:-1]:
-            print(
-                f"[{time.monotonic() - started:4.0f} s] {version}: {approved} of {replies} replies approved", flush=True
-            )
-        num_printed = max(num_printed, len(rows) - 1)
-    users.stop()
-    for thread in threads:
-        thread.join()
+    try:
+        while time.monotonic() < started + 60 * minutes:
+            time.sleep(POLL_SECONDS)
+            running.restart_dead_processes()
+            records = asyncio.run(read_records(settings))
+            rows = list(count_approved(records.versions, users.actions.copy_judged()))
+            for version, replies, approved in rows[num_printed:-1]:
+                seconds = time.monotonic() - started
+                print(f"[{seconds:4.0f} s] {version}: {approved} of {replies} replies approved", flush=True)
+            num_printed = max(num_printed, len(rows) - 1)
+    finally:
+        users.stop()
+        for thread in threads:
+            thread.join()
     deadline = time.monotonic() + SETTLE_SECONDS
-    recorded = asyncio.run(read_recorded(settings))
-    while not is_complete(users.pressed, recorded) and time.monotonic() < deadline:
+    records = asyncio.run(read_records(settings))
+    while find_wrong(users.actions.judged, records.votes) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        recorded = asyncio.run(read_recorded(settings))
-    return recorded
+        records = asyncio.run(read_records(settings))
+    return records
 
 
-def report(settings: Settings, pressed: Pressed, recorded: Recorded) -> str:
+def report(settings: Settings, actions: UserActions, records: Records) -> str:
     """Return the tables: the approval of each version, and what became of the votes."""
     votes = Api(settings).get(f"/v1/policies/{settings.policy}/votes")
     lines = ["| version | replies | approved |", "|---|---:|---:|"]
-    for version, replies, approved in approval_by(recorded.versions, pressed.judged):
+    for version, replies, approved in count_approved(records.versions, actions.judged):
         lines.append(f"| {version} | {replies:,} | {approved / replies:.0%} |")
     lines += ["", "| | count |", "|---|---:|"]
     counts = {
-        "replies that users read": len(pressed.judged),
-        "chats that ended early": pressed.events["failed"],
-        "thumbs pressed": pressed.events["pressed"],
-        "thumbs changed": pressed.events["changed"],
-        "thumbs removed": pressed.events["deleted"],
-        **{f"feedback recorded: {kind}": number for kind, number in recorded.feedback.items()},
+        "replies that users read": len(actions.judged),
+        "chats that ended early": actions.events["ended early"],
+        **{f"thumbs {event}": actions.events[event] for event in ("pressed", "changed", "removed")},
+        "thumbs that count": sum(map(len, records.votes.values())),
+        "replies whose thumb is not the last one": len(find_wrong(actions.judged, records.votes)),
+        **{f"feedback recorded: {kind}": number for kind, number in records.feedback.items()},
         "votes learned from": votes["learned"],
         "votes that wait": votes["waiting"],
         **{
@@ -134,26 +152,12 @@ def report(settings: Settings, pressed: Pressed, recorded: Recorded) -> str:
             for row in votes["by_reason"]
             if row["state"] == "not_learned"
         },
-        "samples trained on": recorded.trained_samples,
-        **{f"background replies, {reason}": number for reason, number in recorded.background.items()},
-        "background replies that are samples": recorded.background_samples,
+        "samples trained on": records.trained_samples,
+        **{f"background replies, {reason}": number for reason, number in records.background.items()},
+        "background replies that are samples": records.background_samples,
     }
     lines += [f"| {name} | {number:,} |" for name, number in counts.items()]
     return "\n".join(lines)
-
-
-def set_environment(home: str, seed: int) -> None:
-    """Set every setting to its default, whatever the shell exports, except for what separates runs."""
-    for name in [name for name in os.environ if name.startswith("ATTUNE_") and name != "ATTUNE_TEST_CLIENTS"]:
-        del os.environ[name]
-    os.environ |= {
-        "ATTUNE_HOME": home,
-        "ATTUNE_MODEL": str(DEMO_MODEL),
-        "ATTUNE_SERVER__PORT": str(free_port()),
-        "ATTUNE_ENGINE__PORT": str(free_port()),
-        "ATTUNE_TRAINER__SEED": str(seed),
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def main() -> None:
@@ -165,10 +169,10 @@ def main() -> None:
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    print(f"{machine()}\n\npreparing Open WebUI, which is installed the first time (2.9 GB)", flush=True)
     prepare("open_webui")
-    print(f"{machine()}\n", flush=True)
     with tempfile.TemporaryDirectory(prefix="attune-openwebui-") as folder:
-        set_environment(f"{folder}/attune", args.seed)
+        set_default_environment(f"{folder}/attune", DEMO_MODEL, ATTUNE_TRAINER__SEED=str(args.seed))
         settings = load_settings().settings
         page_home = Path(folder) / "open_webui"
         page_home.mkdir()
@@ -181,8 +185,8 @@ def main() -> None:
             page.connect(url, key, settings.policy, system=SYSTEM)
             page.install_plugin(url, key, seconds=RECONCILE_SECONDS)
             users = OpenWebUIUsers(page, settings.policy, str(DEMO_MODEL), args.seed, args.think_seconds)
-            recorded = chat(running, settings, users, args.users, args.minutes)
-            print(f"\n{report(settings, users.pressed, recorded)}")
+            records = chat(running, settings, users, args.users, args.minutes)
+            print(f"\n{report(settings, users.actions, records)}")
 
 
 if __name__ == "__main__":

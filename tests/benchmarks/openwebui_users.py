@@ -4,7 +4,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -18,11 +19,12 @@ from demo.user_preferences import judge
 from tests.clients.third_party.open_webui_server import OpenWebUI, Reply
 
 log = logging.getLogger("attune.openwebui")
-UNRATED, MISTAKEN, CHANGED, DELETED = 0.1, 0.01, 0.05, 0.03  # shares of replies, votes, votes and votes
+UNRATED = 0.1  # share of the replies
+MISTAKEN, CHANGED, REMOVED = 0.01, 0.05, 0.03  # shares of the votes
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedReply:
     """A reply that a user has read. `vote`: the thumb that remains under it, if any."""
 
     message_id: str
@@ -32,12 +34,16 @@ class Judged:
 
 
 @dataclass
-class Pressed:
-    """What the users did. `events`: thumbs that were pressed, changed or removed, and requests that failed."""
+class UserActions:
+    """What the users did. `events`: how many thumbs they pressed, changed and removed, and chats that ended early."""
 
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[JudgedReply] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def copy_judged(self) -> list[JudgedReply]:
+        with self.lock:
+            return list(self.judged)
 
     def add(self, event: str) -> None:
         with self.lock:
@@ -48,7 +54,7 @@ class OpenWebUIUsers:
     """Concurrent people, one thread each. A person asks a few questions in one chat, and then another one comes."""
 
     def __init__(self, admin: OpenWebUI, model: str, tokenizer_path: str, seed: int, think_seconds: float) -> None:
-        self.pressed = Pressed()
+        self.actions = UserActions()
         self._admin, self._model, self._seed, self._think_seconds = admin, model, seed, think_seconds
         self._tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, local_files_only=True)
         self._people = count(HELD_OUT * (seed + 2))
@@ -67,23 +73,23 @@ class OpenWebUIUsers:
     def _run(self, number: int) -> None:
         random = Random(f"open webui {self._seed} {number}")
         while not self._stopping.is_set():
-            with self.pressed.lock:
+            with self.actions.lock:
                 person = next(self._people)
             try:
                 self._chat(random, person)
             except (AssertionError, httpx2.HTTPError) as error:
                 log.warning("a chat ended early: %s", error)
-                self.pressed.add("failed")
+                self.actions.add("ended early")
                 self._stopping.wait(1.0)
 
     def _chat(self, random: Random, seed: int) -> None:
-        page = self._admin.add_user(f"person-{seed}")
-        last: Reply | None = None
-        for question in SimulatedUser(seed).questions():
-            last = page.ask(question.text, self._model, after=last, tasks=last is None)
-            self._judge(random, page, question, last)
-            if self._stopping.wait(random.expovariate(1 / self._think_seconds)):
-                return
+        with closing(self._admin.add_user(f"person-{seed}")) as page:
+            last: Reply | None = None
+            for question in SimulatedUser(seed).questions():
+                last = page.ask(question.text, self._model, after=last, tasks=last is None)
+                self._judge(random, page, question, last)
+                if self._stopping.wait(random.expovariate(1 / self._think_seconds)):
+                    return
 
     def _judge(self, random: Random, page: OpenWebUI, question: Question, reply: Reply) -> None:
         at = time.time()
@@ -92,28 +98,28 @@ class OpenWebUIUsers:
         vote = None
         if random.random() >= UNRATED:
             vote = self._press(random, page, reply, 1 if is_approved else -1)
-        with self.pressed.lock:
-            self.pressed.judged.append(Judged(reply.message_id, at, is_approved, vote))
+        with self.actions.lock:
+            self.actions.judged.append(JudgedReply(reply.message_id, at, is_approved, vote))
 
     def _press(self, random: Random, page: OpenWebUI, reply: Reply, meant: int) -> int | None:
         """Press the thumb, now and then the wrong one, change it, or take it back. Return what remains."""
         is_mistake, chance = random.random() < MISTAKEN, random.random()
         rating = -meant if is_mistake or chance < CHANGED else meant
         id = page.vote(reply, rating, self._model)
-        self.pressed.add("pressed")
+        self.actions.add("pressed")
         if chance < CHANGED:
             page.change_vote(id, reply, meant, self._model)
-            self.pressed.add("changed")
+            self.actions.add("changed")
             return meant
-        if chance < CHANGED + DELETED:
+        if chance < CHANGED + REMOVED:
             page.delete_vote(id)
-            self.pressed.add("deleted")
+            self.actions.add("removed")
             return None
         return rating
 
 
-def approval_by(versions: dict[str, str], judged: list[Judged]) -> Iterator[tuple[str, int, int]]:
-    """Yield (version, replies, approved) in the order in which users first saw the versions.
+def count_approved(versions: Mapping[str, str], judged: Sequence[JudgedReply]) -> Iterator[tuple[str, int, int]]:
+    """Yield (version, replies, approved replies) in the order in which users first saw the versions.
 
     `versions`: the version of each reply, by the message's id.
     """

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import signal
 import sys
 import tempfile
@@ -27,9 +26,9 @@ from app.cli.server import LocalDeployment
 from app.core.settings import DEMO_MODEL, Settings
 from app.core.settings.loading import load_settings
 from demo.simulate import Rating, SimulatedUsers, UserBehavior
+from tests.benchmarks.default_environment import set_default_environment
 from tests.benchmarks.results import append_row, read_rows
 from tests.benchmarks.votes_figures import Row
-from tests.support.engine_fixture import free_port
 
 Z = 1.959964  # of a 95 % interval
 POLL_SECONDS = 2.0
@@ -135,15 +134,7 @@ async def chat(
 def run(args: argparse.Namespace) -> Row:
     """Run one fresh deployment in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="attune-policies-") as home:
-        for name in [name for name in os.environ if name.startswith("ATTUNE_")]:
-            del os.environ[name]
-        os.environ |= {
-            "ATTUNE_HOME": home,
-            "ATTUNE_MODEL": str(DEMO_MODEL),
-            "ATTUNE_SERVER__PORT": str(free_port()),
-            "ATTUNE_ENGINE__PORT": str(free_port()),
-            "OMP_NUM_THREADS": "1",
-        }
+        set_default_environment(home, DEMO_MODEL)
         settings = load_settings().settings
         with LocalDeployment(settings, lambda message: print(message, file=sys.stderr, flush=True)) as running:
             api = Api(settings)

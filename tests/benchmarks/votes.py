@@ -18,7 +18,6 @@ A run ends without the aim after `--max-votes`, after `--max-minutes`, or when l
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from app.core.settings import DEMO_MODEL, Settings
 from app.core.settings.loading import load_settings
 from demo.pretrained import CONFIG, FOLDER
 from demo.simulate import ClientStats, SimulatedUsers, UserBehavior
+from tests.benchmarks.default_environment import set_default_environment
 from tests.benchmarks.results import append_row, read_rows
 from tests.benchmarks.votes_figures import (
     Row,
@@ -44,7 +44,6 @@ from tests.benchmarks.votes_figures import (
     version_table,
 )
 from tests.benchmarks.votes_users import CuriousUsers
-from tests.support.engine_fixture import free_port
 from tests.support.settings import is_variable
 
 POLL_SECONDS = 1.0
@@ -140,18 +139,9 @@ def run(config: Config, after: int, minutes: float) -> Row:
 
 
 def set_environment(config: Config, home: str) -> None:
-    """Set every setting to its default, whatever the shell exports, except for `--set` and for what separates runs."""
-    for name in [name for name in os.environ if name.startswith("ATTUNE_")]:
-        del os.environ[name]
-    os.environ |= {
-        "ATTUNE_HOME": home,
-        "ATTUNE_MODEL": str(config.model_path),
-        "ATTUNE_SERVER__PORT": str(free_port()),
-        "ATTUNE_ENGINE__PORT": str(free_port()),
-        "ATTUNE_TRAINER__SEED": str(config.seed),
-        "OMP_NUM_THREADS": "1",
-        **dict(parse_setting(change) for change in config.settings),
-    }
+    """Set every setting to its default, except for `--set` and for what separates runs."""
+    changes = {"ATTUNE_TRAINER__SEED": str(config.seed), **dict(map(parse_setting, config.settings))}
+    set_default_environment(home, config.model_path, **changes)
 
 
 def parse_setting(change: str) -> tuple[str, str]:

@@ -51,6 +51,9 @@ class OpenWebUI:
         self.url, self.user_id = url, ""
         self.api = httpx2.Client(base_url=url, timeout=120)
 
+    def close(self) -> None:
+        self.api.close()
+
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """Return the JSON of the answer. Asserts its success."""
         response = self.api.request(method, path, json=body)
@@ -65,7 +68,7 @@ class OpenWebUI:
         self.user_id = str(user["id"])
 
     def add_user(self, name: str) -> "OpenWebUI":
-        """Create an account without rights of an administrator, and return its page."""
+        """Create an account without rights of an administrator, and return its page, which is to be closed."""
         form = {"name": name, "email": f"{name}@example.org", "password": "of-the-tests-1", "role": "user"}
         user = self.request("POST", "/api/v1/auths/add", form)
         page = OpenWebUI(self.url)
