@@ -21,7 +21,7 @@ from tests.benchmarks.intake_routes import Route, body_by_key, completion_id, is
 from tests.benchmarks.intake_votes import Change, Traffic, TrafficOptions, to_person
 from tests.support.open_webui import OpenWebUI, load_plugin
 
-FLUSH_SECONDS = 600.0
+FLUSH_SECONDS = 3600.0
 NUM_EXPORTS = 5
 COLUMNS = ("completion_id", "kind", "value", "source", "key", "sent_at")
 NEAR_EVENTS = 20  # events of Open WebUI that are under way at a time

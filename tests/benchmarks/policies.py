@@ -12,7 +12,6 @@ that it likes, with a 95 % Wilson interval. The result is a line in `--out`, and
 import argparse
 import asyncio
 import json
-import math
 import signal
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from alignment.signals.proportions import Share
 from app.cli.client import Api
 from app.cli.server import LocalDeployment
 from app.core.settings import DEMO_MODEL, Settings
@@ -30,22 +30,13 @@ from tests.benchmarks.default_environment import set_default_environment
 from tests.benchmarks.results import append_row, read_rows
 from tests.benchmarks.votes_figures import Row
 
-Z = 1.959964  # of a 95 % interval
 POLL_SECONDS = 2.0
 FIRST, SECOND = "assistant", "challenger"
 
 
-def wilson(good: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson, 1927). Example: wilson(8, 10) -> (0.490, 0.943)"""
-    share, spread = good / total, Z**2 / total
-    centre = (share + spread / 2) / (1 + spread)
-    half = Z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
-    return centre - half, centre + half
-
-
 def describe_approval(ratings: Sequence[Rating]) -> Row:
     good, total = sum(rating.approved for rating in ratings), len(ratings)
-    return {"good": good, "replies": total, "interval": wilson(good, total) if total else None}
+    return {"good": good, "replies": total, "interval": Share(good, total).interval()}
 
 
 class Side:

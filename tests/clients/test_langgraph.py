@@ -66,8 +66,8 @@ def test_feedback_on_agent_streamed_by_tokens(model: ChatAttune, record: Record)
     agent = example.build_agent(model, force=True)
     pieces = [piece for piece, _ in agent.stream(REQUEST, thread("tokens"), stream_mode="messages")]
     chunks = [piece for piece in pieces if isinstance(piece, AIMessageChunk)]
-    assert len(chunks) > 8, "the reply is streamed token by token"
     replies = replies_of(agent.get_state(thread("tokens")).values["messages"])
+    assert len(chunks) > len(replies), "the replies are streamed in pieces"
     assert_judged(model, replies, record)
     ids = {chunk.response_metadata["id"] for chunk in chunks if "id" in chunk.response_metadata}
     assert ids == {reply.response_metadata["id"] for reply in replies}, "the last chunk of each reply has the id"
