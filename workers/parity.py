@@ -12,19 +12,22 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from uuid import uuid4
 
+from alignment.artifacts.specs import ADAPTER, ADAPTER_CONFIG
 from alignment.trainer.base_probe import BaseProbe
 from app.core.settings import Settings
 from app.engines.adaptation import adaptation_of
 from app.engines.fleet import list_ready_engines
-from app.inference.engine import EngineClient
+from app.inference.engine import AdapterPayload, EngineClient
 from app.inference.keys import load_engine_keys
 from app.inference.pool import EnginePool
 from app.inference.transport import EngineRefused, EngineUnavailable
 from app.models import Engine
 from app.training.base_parity import ParityRecord, write_parity
 from workers.context import WorkerContext
+from workers.release.delivery.adapters import pack_adapter
 from workers.release.verify_delivery import max_logprob_difference, probe_tolerance
 from workers.training.commands import ProbeBaseModel
 from workers.training.ranks import UNKNOWN, RankGroup
@@ -86,13 +89,23 @@ async def _ready_engines(context: WorkerContext) -> list[Engine]:
 
 async def compare_with_engines(settings: Settings, engines: Sequence[Engine], probe: BaseProbe) -> ParityRecord:
     """Return the first refusal of the engines, or else the record of the largest differences."""
+    adapter = await asyncio.to_thread(prepare_random_adapter, settings, probe.directory)
     async with EnginePool(load_engine_keys(settings)) as pool:
         clients = [pool.get(engine) for engine in engines]
-        records = await asyncio.gather(*(compare_with_engine(settings, client, probe) for client in clients))
+        records = await asyncio.gather(*(compare_with_engine(settings, client, probe, adapter) for client in clients))
     return max(records, key=lambda record: (record.reason is not None, record.base, record.adapter))
 
 
-async def compare_with_engine(settings: Settings, client: EngineClient, probe: BaseProbe) -> ParityRecord:
+def prepare_random_adapter(settings: Settings, directory: Path) -> Path | AdapterPayload:
+    """Return what the engines are given, as with a version: the directory, or the payload built from it."""
+    if settings.engine.adapter_delivery == "path":
+        return directory
+    return pack_adapter((directory / ADAPTER_CONFIG).read_bytes(), (directory / ADAPTER).read_bytes())
+
+
+async def compare_with_engine(
+    settings: Settings, client: EngineClient, probe: BaseProbe, random_adapter: Path | AdapterPayload
+) -> ParityRecord:
     """Compare one engine's log-probs of the probe with the trainer's. The random adapter is unloaded afterwards.
 
     Raises EngineUnavailable, but not where the engine ends while it loads or uses the adapter: that is a refusal.
@@ -105,7 +118,7 @@ async def compare_with_engine(settings: Settings, client: EngineClient, probe: B
             reason = f"without an adapter the engine's log-probs differ from the trainer's by {base:.2g}"
             return ParityRecord(_refusal(settings, f"{reason} (bound {bound:g})"), base, adapter)
         try:
-            await client.load_adapter(name, probe.directory)
+            await client.load_adapter(name, random_adapter)
             adapter = max_logprob_difference(await client.score(name, probe.ids), probe.adapter_logprobs)
         except (EngineRefused, EngineUnavailable) as error:
             return ParityRecord(_refusal(settings, f"the engine fails at a random adapter: {error}"), base, 0.0, True)

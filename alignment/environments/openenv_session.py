@@ -1,6 +1,6 @@
 """A session of an OpenEnv server: JSON messages over a WebSocket, with one environment behind it (OpenEnv 0.2 and 0.3).
 
-Needs the package `websockets` (`attune-server[openenv]`). A message has a `type` and `data`; each is answered by one:
+Needs the package `websockets`. A message has a `type` and `data`; each is answered by one:
 
 | sent | answered by |
 |---|---|
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NOUN = "the OpenEnv server"
-INSTALL = "openenv: needs the package websockets: pip install 'attune-server[openenv]'"
+INSTALL = "openenv: needs the package websockets: pip install websockets"
 REFUSED_ACTION = "VALIDATION_ERROR"
 NO_PLACE = "CAPACITY_REACHED"
 UNKNOWN_TYPE = "UNKNOWN_TYPE"

@@ -83,6 +83,5 @@ def require_trackers(trackers: Sequence[TrackerName]) -> None:
     for tracker in trackers:
         if tracker in OPTIONAL_TRACKERS and find_spec(tracker) is None:
             raise ValueError(
-                f"observability.trackers names {tracker}, which is not installed here: "
-                "pip install 'attune-server[track]'"
+                f"observability.trackers names {tracker}, which is not installed here: pip install {tracker}"
             )

@@ -206,9 +206,7 @@ def test_client_does_not_import_server() -> None:
     assert loaded.stdout.strip() == "[]", loaded.stdout + loaded.stderr
 
 
-def test_missing_langchain_names_the_extra() -> None:
+def test_missing_langchain_names_the_package() -> None:
     program = "import sys; sys.modules['langchain_openai'] = None; import attune_client.langchain"
     loaded = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
-    assert (
-        "ImportError: attune_client.langchain needs LangChain: pip install 'attune-client[langchain]'" in loaded.stderr
-    )
+    assert "ImportError: attune_client.langchain needs LangChain: pip install langchain-openai" in loaded.stderr

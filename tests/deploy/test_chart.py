@@ -112,6 +112,10 @@ def test_no_secret_is_in_a_manifest(options: tuple[str, ...]) -> None:
         for name, pod in pods(*options).items()
     }
     assert by_role["engine"] == {"ATTUNE_DATABASE__URL", "ATTUNE_ENGINE__API_KEY", "ATTUNE_ENGINE__ADMIN_KEY"}
+    with_engine_keys = {role for role, names in by_role.items() if "ATTUNE_ENGINE__API_KEY" in names}
+    assert with_engine_keys == {"api", "engine", "worker", "publisher", "rollout", "trainer"}, (
+        "the trainer's parity check"
+    )
     assert by_role.pop("migration") == {"ATTUNE_DATABASE__URL", "ATTUNE_DATABASE__OWNER_URL"}
     assert by_role["api"] == SECRET.keys() - {"ATTUNE_DATABASE__OWNER_URL"}
     assert not any("ATTUNE_DATABASE__OWNER_URL" in names for names in by_role.values()), "the migration's alone"
@@ -277,7 +281,9 @@ def test_engines_answer_only_the_roles_that_use_them(options: tuple[str, ...]) -
         for peer in rule["from"]
         if "podSelector" in peer
     }
-    assert roles == {"api", "worker", "publisher", "rollout"} and rule["ports"] == [{"port": 8710, "protocol": "TCP"}]
+    assert roles == {"api", "worker", "publisher", "rollout", "trainer"} and rule["ports"] == [
+        {"port": 8710, "protocol": "TCP"}
+    ]
     workers = policies["prod-attune-workers"]["spec"]
     [selected] = workers["podSelector"]["matchExpressions"]
     assert {"api", "engine", "trainer"} | set(selected["values"]) == set(pods(*options))

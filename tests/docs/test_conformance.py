@@ -1,6 +1,7 @@
-"""Pages of conformance name every request field of the three APIs; they and those of front ends, tests that exist."""
+"""Pages of conformance name every request field of the three APIs; tests that a page names exist."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from app.responses.request import ResponsesRequest
 NAMES = ("conformance.md", "messages.md", "connect/index.md", "connect/traps.md", "agent-traps.md")
 PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in NAMES)
 TEST = re.compile(r"`(tests/[\w/.]+)(?:::(\w+))?`")
+NAMED_TEST = re.compile(r"`(?:(tests/[\w/.]+)(?:::(\w+))?|…::(\w+))`")
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -34,10 +36,13 @@ def test_every_request_field_is_listed_with_a_test(heading: str, fields: set[str
     assert [field for field, _, tests in table if not TEST.search(tests)] == []
 
 
-def test_every_test_that_is_named_exists() -> None:
-    missing = []
-    for path, name in TEST.findall(PAGES):
-        file = REPOSITORY / path
-        if not file.exists() or (name and f"def {name}(" not in file.read_text()):
+@pytest.mark.parametrize("page", sorted((REPOSITORY / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    """`…::name` is a test of the file that was named last."""
+    missing, path = [], ""
+    for file, name, other_name in NAMED_TEST.findall(page.read_text()):
+        path, name = file or path, name or other_name
+        source = (REPOSITORY / path).read_text() if (REPOSITORY / path).is_file() else None
+        if (source is None and not (REPOSITORY / path).is_dir()) or (name and f"def {name}(" not in (source or "")):
             missing.append(f"{path}::{name}")
     assert missing == []

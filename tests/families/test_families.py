@@ -66,7 +66,7 @@ async def test_parity_check_refuses_what_the_matrix_refuses(name: str, reason: s
     probe = trainer.probe_base_model(tmp_path / "random", 1024)
     assert trainer.adapter_spec is not None
     async with running_engine(checkpoint, trainer.adapter_spec, tmp_path) as client:
-        record = await compare_with_engine(Settings(model=name), client, probe)
+        record = await compare_with_engine(Settings(model=name), client, probe, probe.directory)
     assert (record.reason is None) if reason is None else (record.reason and reason in record.reason)
     assert not record.has_engine_failed
 

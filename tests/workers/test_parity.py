@@ -1,5 +1,6 @@
 """The parity check: the real engine against the real trainer, on the same and on another model or adapter."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.adapters import make_adapter
 from tests.support.engine_model import make_tiny_model
 from workers import parity
 from workers.context import WorkerContext
-from workers.parity import MAX_FAILURES, ParityCheck, compare_with_engine
+from workers.parity import MAX_FAILURES, ParityCheck, compare_with_engine, prepare_random_adapter
 from workers.training.commands import ProbeBaseModel
 
 
@@ -48,18 +49,37 @@ async def test_same_model_and_adapter_pass_and_any_other_is_refused(
     loaded, probe = await engine_client.list_adapters(), probe_of(engine_model, tmp_path)
     moved = [abs(a - b) for a, b in zip(probe.base_logprobs[0], probe.adapter_logprobs[0], strict=True)]
     assert max(moved) > 0.1  # an adapter that is not attached would be noticed
-    record = await compare_with_engine(settings, engine_client, probe)
+    record = await compare_with_engine(settings, engine_client, probe, probe.directory)
     assert record.reason is None and record.base < 1e-4 and record.adapter < 1e-3
     assert await engine_client.list_adapters() == loaded
 
     make_adapter(tmp_path / "other", engine_model, seed=3)
-    record = await compare_with_engine(settings, engine_client, replace(probe, directory=tmp_path / "other"))
+    record = await compare_with_engine(settings, engine_client, probe, tmp_path / "other")
     assert record.reason and "with a random adapter the engine's log-probs differ" in record.reason
 
     other = probe_of(make_tiny_model(tmp_path / "model", seed=5), tmp_path / "of-another-model")
-    record = await compare_with_engine(settings, engine_client, other)
+    record = await compare_with_engine(settings, engine_client, other, other.directory)
     assert record.reason and "without an adapter the engine's log-probs differ" in record.reason
     assert str(engine_model) in record.reason
+
+
+@pytest.mark.engine
+async def test_engine_that_does_not_see_the_storage_gets_the_adapter_in_the_request(
+    settings: Settings, engine_client: EngineClient, engine_model: Path, tmp_path: Path
+) -> None:
+    probe = probe_of(engine_model, tmp_path)
+    by_memory = settings.replace({"engine.adapter_delivery": "memory"})
+    adapter = prepare_random_adapter(by_memory, probe.directory)
+    shutil.rmtree(probe.directory)
+    record = await compare_with_engine(by_memory, engine_client, probe, adapter)
+    assert record.reason is None and record.adapter < 1e-3
+
+    loaded = await engine_client.list_adapters()
+    record = await compare_with_engine(
+        settings, engine_client, probe, prepare_random_adapter(settings, probe.directory)
+    )
+    assert record.reason and "the engine fails at a random adapter" in record.reason
+    assert await engine_client.list_adapters() == loaded
 
 
 def test_sequences_are_longer_than_the_shortest_window(engine_model: Path) -> None:
@@ -172,8 +192,8 @@ async def test_engine_that_ends_at_the_adapter_is_told_from_one_that_does_not_an
 
     probe = BaseProbe(((1, 2),), ((-1.0,),), ((-1.0,),), tmp_path)
     at_adapter: Any = Client("adapter")
-    record = await compare_with_engine(settings, at_adapter, probe)
+    record = await compare_with_engine(settings, at_adapter, probe, tmp_path)
     assert record.reason and record.has_engine_failed
     at_base: Any = Client("base")
     with pytest.raises(EngineUnavailable):
-        await compare_with_engine(settings, at_base, probe)
+        await compare_with_engine(settings, at_base, probe, tmp_path)

@@ -1,6 +1,6 @@
 """The sandbox of Monty: an interpreter of a part of Python, without files, network, processes and most modules.
 
-A run takes a millisecond. Needs the package `pydantic-monty` (`attune-server[monty]`). Programs have no standard input.
+A run takes a millisecond. Needs the package `pydantic-monty`. Programs have no standard input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic_monty import AsyncMonty
 
 GRACE_SECONDS = 5.0  # until a worker that does not end a program by itself is killed
-INSTALL = "the sandbox monty needs the package pydantic-monty: pip install 'attune-server[monty]'"
+INSTALL = "the sandbox monty needs the package pydantic-monty: pip install pydantic-monty"
 TIME_LIMIT = "TimeoutError: feed time limit exceeded"
 
 

@@ -1,4 +1,4 @@
-"""Tools of MCP servers, over stdio or streamable HTTP. Needs the package `mcp` (`attune-server[mcp]`).
+"""Tools of MCP servers, over stdio or streamable HTTP. Needs the package `mcp`.
 
 Each episode has a connection of its own, which its tools of one server share: over stdio that is a process of its own.
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 INVALID_PARAMS = -32602  # JSON-RPC's code for arguments that the server does not accept
 CLOSE_SECONDS = 10.0  # until a connection is given up
-INSTALL = "tools of MCP servers need the package mcp: pip install 'attune-server[mcp]'"
+INSTALL = "tools of MCP servers need the package mcp: pip install mcp"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ try:
     from langchain_openai import ChatOpenAI
     from pydantic import Field, SecretStr
 except ImportError as error:
-    message = "attune_client.langchain needs LangChain: pip install 'attune-client[langchain]'"
+    message = "attune_client.langchain needs LangChain: pip install langchain-openai"
     raise ImportError(message) from error
 
 from attune_client.replies import choice_index, completion_id

@@ -140,19 +140,26 @@ def preload_torch() -> None:
 
 
 def build_payload(directory: Path, manifest_sha256: str) -> AdapterPayload:
-    """Return an adapter as SGLang takes it within the load call, instead of a path on shared storage.
+    """Return the adapter of a version as SGLang takes it within the load call, instead of a path on shared storage.
 
-    The payload is pickled tensors, which SGLang unpickles with an allow-list of its own. Nothing in it refers to this
-    machine's memory, so the engine may run on another machine. SGLang dies of a payload that it cannot unpickle, so a
-    payload is built only from the bytes that were sealed.
+    SGLang dies of a payload that it cannot unpickle, so a payload is built only from the bytes that were sealed.
 
     Raises:
         DamagedAdapter: the files changed since the directory was checked.
     """
-    from safetensors.torch import load
-
     files, _ = read_manifest(directory, manifest_sha256)
     config, tensors = (_read_sealed(directory, name, files) for name in (ADAPTER_CONFIG, ADAPTER))
+    return pack_adapter(config, tensors)
+
+
+def pack_adapter(config: bytes, tensors: bytes) -> AdapterPayload:
+    """Return a payload of the contents of an adapter's two files.
+
+    It is pickled tensors, which SGLang unpickles with an allow-list of its own. Nothing in it refers to this machine's
+    memory, so the engine may run on another machine.
+    """
+    from safetensors.torch import load
+
     return AdapterPayload(json.loads(config), base64.b64encode(pickle.dumps(load(tensors))).decode())
 
 

@@ -86,7 +86,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $required := list "ATTUNE_DATABASE__URL" -}}
 {{- if not (has .role (list "migration" "engine")) -}}{{- $required = append $required "ATTUNE_BROKER__URL" -}}{{- end -}}
 {{- if eq .role "api" -}}{{- $required = append $required "ATTUNE_LIMITS__URL" -}}{{- end -}}
-{{- if has .role (list "api" "engine" "worker" "publisher" "rollout") -}}
+{{- if has .role (list "api" "engine" "worker" "publisher" "rollout" "trainer") -}}
 {{- $required = concat $required (list "ATTUNE_ENGINE__API_KEY" "ATTUNE_ENGINE__ADMIN_KEY") -}}
 {{- end -}}
 {{- $optional := list -}}
