@@ -15,6 +15,7 @@ from tests.clients.conftest import CONSTRAINED, Record, Running, assert_exact
 from tests.clients.retries import with_retries
 from tests.support.engine_adapters import bias_without_end
 
+BIASED = "a logit bias changed the sampling distribution"
 MESSAGES: list[Any] = [
     {"role": "system", "content": SYSTEM},
     {"role": "user", "content": "When are you open on Friday?"},
@@ -102,7 +103,8 @@ def test_stream_helper(client: openai.OpenAI, record: Record) -> None:
     with client.chat.completions.stream(model="shop", messages=MESSAGES) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
-    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert {"chunk", "content.done"} <= kinds
+    assert ("content.delta" in kinds) == bool(final.choices[0].message.content), "a reply may be empty"
     turn = record.turn(final.id)
     assert turn.reply is not None and turn.reply["content"] == final.choices[0].message.content
 
@@ -231,9 +233,12 @@ def test_returned_log_probs_equal_recorded_ones(client: openai.OpenAI, record: R
 
 
 def test_sampling_parameters(client: openai.OpenAI, record: Record) -> None:
-    capped = client.chat.completions.create(model="shop", messages=MESSAGES, max_completion_tokens=3)
+    never_ends: Any = {"logit_bias": bias_without_end(DEMO_MODEL)}
+    capped = client.chat.completions.create(
+        model="shop", messages=MESSAGES, max_completion_tokens=3, extra_body=never_ends
+    )
     assert capped.choices[0].finish_reason == "length"
-    assert record.turn(capped.id).num_output_tokens == 3
+    assert record.turn(capped.id, exclusion_reason=BIASED).num_output_tokens == 3
     params: Any = {"model": "shop", "messages": MESSAGES, "temperature": 0}
     greedy = client.chat.completions.create(**params)
     text = greedy.choices[0].message.content or ""

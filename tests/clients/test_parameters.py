@@ -6,7 +6,9 @@ from typing import Any
 import openai
 import pytest
 
+from app.core.settings import DEMO_MODEL
 from tests.clients.conftest import Record, Running
+from tests.support.engine_adapters import bias_without_end
 
 MESSAGES: Any = [{"role": "user", "content": "When are you open on Friday, and what does a repair cost?"}]
 
@@ -65,9 +67,10 @@ def test_logit_bias_bans_and_forces_a_token(client: openai.OpenAI, record: Recor
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_both_length_limits_cut_the_reply(client: openai.OpenAI, record: Record, name: str) -> None:
-    reply = ask(client, **{"max_tokens": None, name: 3})
+    never_ends: Any = {"logit_bias": bias_without_end(DEMO_MODEL)}
+    reply = ask(client, **{"max_tokens": None, name: 3}, **never_ends)
     assert reply.choices[0].finish_reason == "length" and len(output_ids(record, reply)) == 3
-    both = ask(client, max_tokens=9, max_completion_tokens=2)
+    both = ask(client, max_tokens=9, max_completion_tokens=2, **never_ends)
     assert len(output_ids(record, both)) == 2
 
 

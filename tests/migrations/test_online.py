@@ -157,7 +157,8 @@ def test_killed_backfill_continues(empty_database: str, newer: NewerRelease) -> 
         while num_filled(empty_database) < 1000:
             time.sleep(0.05)
         with connect(empty_database) as connection:
-            ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'UPDATE projects SET plan%'"
+            running = "datname = current_database() AND query LIKE 'UPDATE projects SET plan%'"
+            ends = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {running}"
             while not connection.execute(sa.text(ends)).all():
                 time.sleep(0.01)
 

@@ -302,13 +302,14 @@ async def test_attempt_beyond_its_deadline_ends_alone_if_it_can(
     opened: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreign, "RUN_SECONDS", 0.1)
-    monkeypatch.setattr(host_process, "CANCEL_SECONDS", 2.0)
+    monkeypatch.setattr(host_process, "CANCEL_SECONDS", 60.0)
     agent = replace(AGENT, limits=Limits(deadline_seconds=0.1))
     environment = opened(PLAY)
     first = await environment.run(TASK, AGENT)
     with pytest.raises(InfrastructureFailure, match="python:game:play had no answer to 'run' within"):
         await environment.run(replace(TASK, id="hang"), agent)
     assert (await environment.run(TASK, AGENT)).metrics["pid"] == first.metrics["pid"]
+    monkeypatch.setattr(host_process, "CANCEL_SECONDS", 0.2)
     with pytest.raises(InfrastructureFailure, match="the process of python:game:play had no answer"):
         await environment.run(replace(TASK, id="stubborn"), agent)
     assert (await environment.run(TASK, AGENT)).metrics["pid"] != first.metrics["pid"]

@@ -190,7 +190,7 @@ async def test_server_that_is_away_is_a_failure_of_the_host() -> None:
         await play("http://127.0.0.1:9", lambda messages: "go")
 
 
-async def test_attempt_waits_for_a_place() -> None:
+async def test_attempt_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that has ended may still hold its place for a moment."""
     connections = 0
     serve_world = answer_each(world(lambda _: observation(done=True, reward=1.0)))
@@ -207,8 +207,9 @@ async def test_attempt_waits_for_a_place() -> None:
         [outcome] = await play(url, lambda messages: "go")
         assert (outcome.reward, connections) == (1.0, 3)
         connections = -1000
+        monkeypatch.setattr(openenv_session, "FIRST_WAIT_SECONDS", 60.0)  # longer than it may take to start
         with pytest.raises(InfrastructureFailure, match="1/1 sessions"):
-            await play(url, lambda messages: "go", {"start_seconds": 0.3})
+            await play(url, lambda messages: "go", {"start_seconds": 30})
 
 
 async def test_attempt_that_a_limit_ends_is_worth_what_the_user_says() -> None:

@@ -199,7 +199,7 @@ async def test_time_of_a_call_runs_from_its_beginning(start: Start) -> None:
     """Calls wait for those before them. None of these is slow, but together they are."""
     process = start()
     await open_name(process)
-    assert await asyncio.gather(*(do(process, "time.sleep(2)", seconds=4.5) for _ in range(3))) == [None] * 3
+    assert await asyncio.gather(*(do(process, "time.sleep(1.5)", seconds=9.5) for _ in range(7))) == [None] * 7
     with pytest.raises(InfrastructureFailure, match=r"had no answer to 'step' within 0\.5 s"):
         await do(process, "time.sleep(600)", seconds=0.5)
 

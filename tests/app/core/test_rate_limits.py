@@ -129,9 +129,7 @@ async def wait_until_free(api: httpx2.AsyncClient) -> httpx2.Response:
 async def test_streamed_reply_keeps_its_slot_until_it_ends_or_the_client_disconnects(
     harness: Harness, live_url: str, scripted: ScriptedEngine, disconnects: bool
 ) -> None:
-    scripted.seconds_per_token = 0.1
-    if disconnects:
-        scripted.reply_text = "word " * 400  # 40 s: longer than the test waits for the slot
+    scripted.is_blocked = lambda reply: len(reply.output_ids) == 1
     key = (await create_key(harness, max_concurrency=1))["key"]
     async with httpx2.AsyncClient(base_url=live_url, headers=bearer(key), trust_env=False) as api:
         async with api.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as reply:
@@ -140,6 +138,7 @@ async def test_streamed_reply_keeps_its_slot_until_it_ends_or_the_client_disconn
             refused = await api.get("/v1/models")
             assert refused.status_code == 429 and "1 requests under way" in refused.text
             if not disconnects:
+                scripted.is_blocked = lambda reply: False
                 assert [line async for line in lines if line][-1] == "data: [DONE]"
         assert (await wait_until_free(api)).status_code == 200
 
@@ -167,7 +166,8 @@ async def test_concurrent_requests_are_counted_exactly_in_redis(redis: str, monk
     await limiter.close()
 
 
-async def test_a_refused_batch_leaves_the_minute_to_others(redis: str) -> None:
+async def test_a_refused_batch_leaves_the_minute_to_others(redis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "REDIS_TIMEOUT_SECONDS", 30.0)
     window, name = RedisWindow(redis), uuid4().hex
     assert not await window.add(name, 1_000, 500)
     assert await window.add(name, 500, 500) and not await window.add(name, 1, 500)
@@ -178,6 +178,7 @@ async def test_a_process_counts_alone_when_redis_is_down_with_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limits, "BYPASS_SECONDS", 0.0)
+    monkeypatch.setattr(rate_limits, "MINUTE", 86_400.0)  # none ends between two requests
     limiter = RateLimiter("async+redis://127.0.0.1:1", 100, 10)
     with caplog.at_level(logging.WARNING, "attune.limits"):
         for _ in range(20):
@@ -216,7 +217,8 @@ def test_unknown_limits_url_is_refused(url: str) -> None:
         RateLimiter(url, 1, 1)
 
 
-async def test_api_counts_in_redis(redis: str, harness: Harness) -> None:
+async def test_api_counts_in_redis(redis: str, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limits, "REDIS_TIMEOUT_SECONDS", 30.0)
     harness.api._transport.app.services.put(RateLimiter(redis, 100, 10))  # type: ignore[attr-defined]
     key = (await create_key(harness, requests_per_minute=1))["key"]
     assert (await harness.api.get("/v1/models", headers=bearer(key))).status_code == 200

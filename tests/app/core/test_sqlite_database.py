@@ -101,6 +101,7 @@ async def test_a_writer_of_this_process_is_waited_for_in_order_and_not_for_ever(
         with pytest.raises(PoolTimeout):  # one queue for both limits: SQLite has one writer
             async with limited.with_long_timeout.write():
                 pass
+        limited._wait_seconds = 60.0  # each needs its time
         waiting = [asyncio.create_task(write(name)) for name in ("first", "second", "third")]
         await asyncio.sleep(0)
     await asyncio.gather(*waiting)

@@ -5,8 +5,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from app.inference.engine import EngineClient
-from app.inference.sglang.client import SGLangClient
+from app.inference.sglang.client import TENSORS_FIELDS, SGLangClient
 from tests.support.scripted_engine import ScriptedEngine, serve
+
+
+@pytest.fixture(autouse=True)
+def patience(patient_probes: None) -> None:
+    """See `patient_probes`."""
 
 
 @pytest.fixture
@@ -17,6 +22,7 @@ def scripted() -> ScriptedEngine:
 @pytest.fixture
 def scripted_url(scripted: ScriptedEngine) -> Iterator[str]:
     with serve(scripted) as url:
+        TENSORS_FIELDS.pop(url, None)  # of another test's engine at this port
         yield url
 
 

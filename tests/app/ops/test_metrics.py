@@ -116,10 +116,12 @@ async def test_the_first_token_of_streamed_replies_is_timed_and_requests_in_flig
     before = await page(harness)
     assert before("attune_inflight", route="chat") == 0
     scripted.seconds_per_token = 0.05
+    scripted.is_blocked = lambda reply: True
     pending = asyncio.create_task(ask(harness, stream=True))
     while (await page(harness))("attune_inflight", route="chat") != 1:
         assert not pending.done()
         await asyncio.sleep(0.01)
+    scripted.is_blocked = lambda reply: False
     await pending
     await ask(harness)
     samples = await page(harness)

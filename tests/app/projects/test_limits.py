@@ -24,6 +24,12 @@ def error_of(response: httpx2.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
+@pytest.fixture(autouse=True)
+def long_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a minute last a day, so that none ends between two requests."""
+    monkeypatch.setattr("app.core.rate_limits.MINUTE", 86_400.0)
+
+
 async def test_an_admin_can_only_lower_limits(harness: Harness) -> None:
     default = DeploymentLimits().pins
     assert (await harness.api.get("/v1/project")).json()["limits"]["pins"] == default

@@ -82,7 +82,7 @@ async def test_thumbs_by_mouse_and_keyboard(
     api.faults = ["lose_response", error_response(503)]
     await page.keyboard.press("Enter")
     await expect(group.get_by_role("button", pressed=True)).to_have_accessible_name("Bad reply")
-    for _ in range(100):  # wait_for_function would evaluate a string, which the page's policy forbids
+    for _ in range(600):  # wait_for_function would evaluate a string, which the page's policy forbids
         if len(await events(page)) == 2:
             break
         await page.wait_for_timeout(100)

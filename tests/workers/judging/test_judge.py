@@ -330,9 +330,9 @@ async def test_worker_that_is_told_to_stop_hands_its_jobs_over(
 
 async def test_lost_lease_ends_the_request(harness: Harness) -> None:
     async with hanging_judge(harness, lease_seconds=1.0) as (first, _):
-        await make_judgements_due(harness)
         [judgement] = await harness.all(Judgement)
-        async with harness.db.write() as session:
+        async with harness.db.write() as session:  # in one transaction, or the first worker might renew in between
+            await session.execute(update(Judgement).values(lease_until=None))
             states = (JudgementState.OPEN,)
             assert await leases.claim(session, Judgement, judgement.id, owner="other", seconds=600, states=states)
         assert await asyncio.wait_for(first, 60) == 0, "the source has not answered"

@@ -86,8 +86,9 @@ TRACKING_SCRIPT = """
 import os, sys
 from pathlib import Path
 from app.core.settings import Settings
-from workers.training.trackers import Trackers
-trackers = Trackers(Settings(home=Path(sys.argv[1]), observability={"trackers": ["jsonl", "wandb"]}))
+from workers.training import trackers as module
+module.CLOSE_SECONDS = 300.0  # W&B starts and ends services of its own
+trackers = module.Trackers(Settings(home=Path(sys.argv[1]), observability={"trackers": ["jsonl", "wandb"]}))
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
     for line in ("shop-3f2a1b", "shop-9f0e1d"):
         trackers.log("shop", f"{line}-v{number}", number, "batch", {"actor/ppo_kl": number / 8, "reference_kl": 0.5})

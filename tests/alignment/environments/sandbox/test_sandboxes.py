@@ -47,7 +47,8 @@ async def test_nothing_of_a_run_is_left_for_the_next(sandbox: Sandbox) -> None:
 
 
 async def test_time_out_keeps_what_was_printed(isolated: Sandbox) -> None:
-    with time_limit(isolated, 1):
+    await isolated.run("print(1)")  # the sandbox checks itself first, within the same limit
+    with time_limit(isolated, 5):
         execution = await isolated.run("print('before')\nwhile True:\n    pass")
     assert (execution.status, execution.exit_code, execution.stdout) == (Status.TIMEOUT, None, "before\n")
 
@@ -124,7 +125,7 @@ async def test_packages_of_a_folder_can_be_imported(bubblewrap: BubblewrapSandbo
 
 async def test_missing_monty_is_a_failure_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
-    with pytest.raises(InfrastructureFailure, match=r"attune-server\[monty\]"):
+    with pytest.raises(InfrastructureFailure, match=r"pip install pydantic-monty"):
         await MontySandbox().run("print(1)")
 
 

@@ -113,9 +113,9 @@ def test_server_has_a_command_or_a_url() -> None:
             McpServer(**options)  # type: ignore[arg-type]
 
 
-def silent(*methods: str) -> McpServer:
+def silent(*methods: str, answer_seconds: float = 30.0) -> McpServer:
     command = (sys.executable, "-m", "tests.support.silent_mcp_server", *methods)
-    return McpServer(command=command, environment={"PYTHONPATH": str(REPOSITORY)}, answer_seconds=0.5)
+    return McpServer(command=command, environment={"PYTHONPATH": str(REPOSITORY)}, answer_seconds=answer_seconds)
 
 
 async def test_all_pages_of_tools_are_listed() -> None:
@@ -128,8 +128,8 @@ async def test_all_pages_of_tools_are_listed() -> None:
 async def test_server_that_stops_answering_is_a_failure_of_the_host() -> None:
     async with asyncio.timeout(60):
         with pytest.raises(InfrastructureFailure, match="lists no tools: TimeoutError"):
-            await silent("tools/list").list_tools()
-        async with Toolbox(await silent("tools/call").list_tools()).open(EPISODE) as tools:
+            await silent("tools/list", answer_seconds=0.5).list_tools()
+        async with Toolbox(await silent("tools/call", answer_seconds=5.0).list_tools()).open(EPISODE) as tools:
             with pytest.raises(InfrastructureFailure, match="does not answer: TimeoutError"):
                 await tools.execute(assistant(("first", {})))
 
