@@ -32,8 +32,17 @@ FACT_WEIGHT = 4.0  # a wrong price makes a reply wrong, a different wording does
 Example = tuple[list[int], list[float]]  # token ids, and the loss weight of each
 
 
-def train(dialogues: int = 12_000, seed: int = 0, out: Path = MODEL, measure: bool = True) -> None:
-    """Train the demo model and write it. With `measure` also write its model card, which takes minutes."""
+def train(
+    dialogues: int = 12_000,
+    seed: int = 0,
+    out: Path = MODEL,
+    measure: bool = True,
+    bfloat16: bool = torch.backends.cpu.get_cpu_capability() == "AVX512",
+) -> None:
+    """Train the demo model and write it. With `measure` also write its model card, which takes minutes.
+
+    With `bfloat16` products are in that data type: processors without AVX-512 are several times faster in float32.
+    """
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     started = time.monotonic()
@@ -43,12 +52,13 @@ def train(dialogues: int = 12_000, seed: int = 0, out: Path = MODEL, measure: bo
     model = new_model(tokenizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{dialogues} dialogues in {len(batches)} batches, {parameters / 1e6:.2f} M parameters", flush=True)
-    fit(model, batches)
+    fit(model, batches, bfloat16=bfloat16)
     save(model, tokenizer, out)
     minutes = (time.monotonic() - started) / 60
     print(f"trained in {minutes:.1f} minutes", flush=True)
     if measure:
-        write_model_card(out, f"python -m demo.train --dialogues {dialogues} --seed {seed}", minutes)
+        precision = "--bfloat16" if bfloat16 else "--no-bfloat16"
+        write_model_card(out, f"python -m demo.train --dialogues {dialogues} --seed {seed} {precision}", minutes)
 
 
 def render(tokenizer: Qwen2Tokenizer | None, chat: Dialogue) -> str:
@@ -146,12 +156,8 @@ def new_model(
     )
 
 
-def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """Train for one pass over the batches, with products in bfloat16 where the processor is fast at them.
-
-    Processors without AVX-512 compute several times faster in float32.
-    """
-    has_fast_bfloat16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]], *, bfloat16: bool) -> None:
+    """Train for one pass over the batches, with products in bfloat16 or in float32."""
     # Muon on the layers' matrices needs far fewer chats to learn the facts than AdamW alone.
     named = list(model.named_parameters())
     matrices = [parameter for name, parameter in named if parameter.ndim == 2 and ".layers." in name]
@@ -167,7 +173,7 @@ def fit(model: Qwen2ForCausalLM, batches: list[tuple[Tensor, Tensor]]) -> None:
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor) for optimizer in optimizers]
     started, smoothed_loss = time.monotonic(), 0.0
     for step, (ids_BT, weights_BT) in enumerate(batches, start=1):
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             # Padding is at the end and attention is causal, so no mask is needed.
             logits_BTV = model(input_ids=ids_BT).logits
         # The logits at a position predict the next token.

@@ -108,7 +108,8 @@ async def compare_with_engine(
 ) -> ParityRecord:
     """Compare one engine's log-probs of the probe with the trainer's. The random adapter is unloaded afterwards.
 
-    Raises EngineUnavailable, but not where the engine ends while it loads or uses the adapter: that is a refusal.
+    Raises EngineUnavailable, but not where the engine ends or hangs while it loads or uses the adapter: that is a
+    refusal.
     """
     bound, name = probe_tolerance(settings), f"parity-{probe.directory.name}"
     base = adapter = 0.0
@@ -121,6 +122,8 @@ async def compare_with_engine(
             await client.load_adapter(name, random_adapter)
             adapter = max_logprob_difference(await client.score(name, probe.ids), probe.adapter_logprobs)
         except (EngineRefused, EngineUnavailable) as error:
+            if isinstance(error, EngineUnavailable) and await client.is_ready():
+                raise  # it was slow, and has not ended
             return ParityRecord(_refusal(settings, f"the engine fails at a random adapter: {error}"), base, 0.0, True)
         await client.unload_adapter(name)
     except EngineRefused as error:

@@ -31,7 +31,7 @@ from app.models import Feedback, Policy, Sample, SampleState, Turn, TurnMetadata
 from demo.dialogues import SYSTEM
 from tests.benchmarks.default_environment import set_default_environment
 from tests.benchmarks.deployment import machine
-from tests.benchmarks.openwebui_users import JudgedReply, OpenWebUIUsers, UserActions, count_approved
+from tests.benchmarks.openwebui_users import OpenWebUIUsers, UserActions, count_approved
 from tests.clients.third_party.environments import prepare
 from tests.clients.third_party.open_webui_server import run_open_webui
 
@@ -42,7 +42,7 @@ RECONCILE_SECONDS = 60
 
 @dataclass(frozen=True)
 class Records:
-    """What the service has records. Replies have Open WebUI's id of their message.
+    """What the service has recorded. Replies are named by Open WebUI's id of their message.
 
     Attributes:
         versions: The version of each reply.
@@ -100,10 +100,11 @@ async def read_records(settings: Settings) -> Records:
         )
 
 
-def find_wrong(judged: Sequence[JudgedReply], votes: Mapping[str, Sequence[float | None]]) -> list[str]:
-    """Return the replies whose thumb that counts is not the one that its user left there, or not there alone."""
-    expected = {reply.message_id: [] if reply.vote is None else [reply.vote] for reply in judged}
-    return sorted(id for id in expected.keys() | votes.keys() if expected.get(id, []) != list(votes.get(id, ())))
+def find_wrong(actions: UserActions, votes: Mapping[str, Sequence[float | None]]) -> list[str]:
+    """Return the ids of the replies whose effective thumbs are not exactly the one that the user left, if any."""
+    expected = {reply.message_id: [] if reply.vote is None else [reply.vote] for reply in actions.copy_judged()}
+    known = (expected.keys() | votes.keys()) - actions.unknown
+    return sorted(id for id in known if expected.get(id, []) != list(votes.get(id, ())))
 
 
 def chat(running: LocalDeployment, settings: Settings, users: OpenWebUIUsers, number: int, minutes: float) -> Records:
@@ -125,7 +126,7 @@ def chat(running: LocalDeployment, settings: Settings, users: OpenWebUIUsers, nu
             thread.join()
     deadline = time.monotonic() + SETTLE_SECONDS
     records = asyncio.run(read_records(settings))
-    while find_wrong(users.actions.judged, records.votes) and time.monotonic() < deadline:
+    while find_wrong(users.actions, records.votes) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
         records = asyncio.run(read_records(settings))
     return records
@@ -143,7 +144,7 @@ def report(settings: Settings, actions: UserActions, records: Records) -> str:
         "chats that ended early": actions.events["ended early"],
         **{f"thumbs {event}": actions.events[event] for event in ("pressed", "changed", "removed")},
         "thumbs that count": sum(map(len, records.votes.values())),
-        "replies whose thumb is not the last one": len(find_wrong(actions.judged, records.votes)),
+        "replies whose thumb is not the last one": len(find_wrong(actions, records.votes)),
         **{f"feedback recorded: {kind}": number for kind, number in records.feedback.items()},
         "votes learned from": votes["learned"],
         "votes that wait": votes["waiting"],

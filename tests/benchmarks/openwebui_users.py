@@ -35,9 +35,16 @@ class JudgedReply:
 
 @dataclass
 class UserActions:
-    """What the users did. `events`: how many thumbs they pressed, changed and removed, and chats that ended early."""
+    """What the users did.
+
+    Attributes:
+        judged: The replies that they have read, with the thumb that remains.
+        unknown: Ids of the replies whose thumb is not known, since the chat ended while it was pressed.
+        events: How many thumbs they pressed, changed and removed, and how many chats ended early.
+    """
 
     judged: list[JudgedReply] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)
     events: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -97,7 +104,12 @@ class OpenWebUIUsers:
         is_approved = judge(question, reply.content, num_tokens).approved
         vote = None
         if random.random() >= UNRATED:
-            vote = self._press(random, page, reply, 1 if is_approved else -1)
+            try:
+                vote = self._press(random, page, reply, 1 if is_approved else -1)
+            except (AssertionError, httpx2.HTTPError):
+                with self.actions.lock:
+                    self.actions.unknown.add(reply.message_id)
+                raise
         with self.actions.lock:
             self.actions.judged.append(JudgedReply(reply.message_id, at, is_approved, vote))
 

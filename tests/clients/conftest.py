@@ -69,11 +69,6 @@ def assert_exact(turn: Turn, *, exclusion_reason: str | None = None) -> None:
     assert turn.exclusion_reason == exclusion_reason
 
 
-@pytest.fixture(autouse=True)
-def patience(patient_probes: None) -> None:
-    """See `patient_probes`."""
-
-
 @pytest.fixture(scope="session")
 def attune(engine: RunningEngine, blank_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     if engine.spec.model != str(DEMO_MODEL):

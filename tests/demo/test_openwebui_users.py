@@ -1,4 +1,4 @@
-"""The simulated users of `make bench-openwebui`, on a page that is only written down."""
+"""The simulated users of `make bench-openwebui`, on a stand-in for the page that remembers the thumbs."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -8,7 +8,7 @@ import pytest
 
 from tests.benchmarks import openwebui_users
 from tests.benchmarks.openwebui import find_wrong
-from tests.benchmarks.openwebui_users import JudgedReply, OpenWebUIUsers, count_approved
+from tests.benchmarks.openwebui_users import JudgedReply, OpenWebUIUsers, UserActions, count_approved
 from tests.clients.third_party.open_webui_server import OpenWebUI, Reply
 
 REPLY = Reply("chat", "message", "question", "")
@@ -69,5 +69,6 @@ def test_approval_is_counted_by_version_in_the_order_of_the_replies() -> None:
 def test_thumb_that_is_missing_outdated_twice_or_left_over_is_found() -> None:
     judged = [JudgedReply(id, 0.0, True, vote) for id, vote in (("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", None))]
     votes = {"a": [1.0], "c": [-1.0], "d": [1.0, 1.0], "e": [1.0], "f": [1.0]}
-    assert find_wrong(judged, votes) == ["b", "c", "d", "e", "f"]
-    assert find_wrong(judged[:1], {"a": [1.0]}) == []
+    assert find_wrong(UserActions(judged), votes) == ["b", "c", "d", "e", "f"]
+    assert find_wrong(UserActions(judged[:1]), {"a": [1.0]}) == []
+    assert find_wrong(UserActions(judged[:1], unknown={"x"}), {"a": [1.0], "x": [-1.0]}) == []

@@ -23,7 +23,8 @@ from tests.support.scripted_engine import ScriptedEngine, serve
 FULL = os.environ.get("ATTUNE_FULL") == "1"
 CLIENTS_PER_ROUND = 500 if FULL else 50  # there are two rounds
 CONCURRENCY = 25
-MAX_CONNECTED_SECONDS = 2.5  # a complete reply takes twenty times as long
+MAX_CONNECTED_SECONDS = 2.5  # no reply is complete by then
+IDLE_SECONDS = 180.0  # until the engine stops; a reply that nothing stops takes longer
 DESCRIPTOR_MARGIN = 5  # for example idle connections
 pytestmark = [pytest.mark.timeout(900 if FULL else 400)]
 
@@ -47,7 +48,12 @@ class Clients:
 
     async def _ask_and_disconnect(self, question: str, semaphore: asyncio.Semaphore) -> None:
         stream = random.random() < 0.5
-        body = {"model": "shop", "messages": [{"role": "user", "content": question}], "stream": stream}
+        body = {
+            "model": "shop",
+            "messages": [{"role": "user", "content": question}],
+            "stream": stream,
+            "max_tokens": 8000,
+        }
         request = post(self.url, "/v1/chat/completions", body, {"authorization": f"Bearer {self.key}"})
         async with semaphore:
             connection = await HttpConnection.connect(self.url)
@@ -85,7 +91,7 @@ class Clients:
         async def is_idle() -> bool:
             return not self.engine.running
 
-        await until(is_idle, PATIENCE_SECONDS, "the engine is idle again")
+        await until(is_idle, IDLE_SECONDS, "the engine is idle again")
 
 
 @dataclass
@@ -106,8 +112,9 @@ class MonitoredApp:
 
 @pytest.fixture
 def slow_engine(scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
-    """An engine that takes a quarter of an hour per reply, longer than any limit of these tests."""
-    monkeypatch.setattr("app.inference.sglang.client.PROBE_SECONDS", 60.0)  # on a busy machine no abort is given up
+    """An engine that takes thirteen minutes per reply, longer than any limit of these tests."""
+    for limit in ("sglang.client.PROBE_SECONDS", "stream.ABORT_TIMEOUT_SECONDS"):
+        monkeypatch.setattr(f"app.inference.{limit}", 60.0)  # of this process: on a busy machine no abort is given up
     scripted.reply_text, scripted.seconds_per_token = "word " * 9000, 0.1
     return scripted
 

@@ -16,7 +16,7 @@ from app.core.settings.loading import load_settings
 from tests.support.engine_fixture import free_port, require_engine_environment
 from tests.support.processes import wait_until
 
-START_SECONDS = 180.0
+START_SECONDS = 540.0
 
 
 @pytest.fixture

@@ -180,8 +180,8 @@ async def test_engine_that_ends_at_the_adapter_is_told_from_one_that_does_not_an
     class Client:
         url = "http://127.0.0.1:1"
 
-        def __init__(self, ends_at: str) -> None:
-            self.ends_at = ends_at
+        def __init__(self, ends_at: str, is_up: bool = False) -> None:
+            self.ends_at, self.is_up = ends_at, is_up
 
         async def score(self, adapter: str | None, ids: Any) -> list[list[float]]:
             if self.ends_at == ("base" if adapter is None else "adapter"):
@@ -190,10 +190,16 @@ async def test_engine_that_ends_at_the_adapter_is_told_from_one_that_does_not_an
 
         async def load_adapter(self, name: str, directory: Path) -> None: ...
 
+        async def is_ready(self) -> bool:
+            return self.is_up
+
     probe = BaseProbe(((1, 2),), ((-1.0,),), ((-1.0,),), tmp_path)
     at_adapter: Any = Client("adapter")
     record = await compare_with_engine(settings, at_adapter, probe, tmp_path)
     assert record.reason and record.has_engine_failed
+    is_slow: Any = Client("adapter", is_up=True)
+    with pytest.raises(EngineUnavailable):
+        await compare_with_engine(settings, is_slow, probe, tmp_path)
     at_base: Any = Client("base")
     with pytest.raises(EngineUnavailable):
         await compare_with_engine(settings, at_base, probe, tmp_path)

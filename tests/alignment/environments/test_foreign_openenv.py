@@ -206,10 +206,11 @@ async def test_attempt_waits_for_a_place(monkeypatch: pytest.MonkeyPatch) -> Non
     async with serve_openenv(TEXT_ACTION, handle) as url:
         [outcome] = await play(url, lambda messages: "go")
         assert (outcome.reward, connections) == (1.0, 3)
-        connections = -1000
+        connections = 0
         monkeypatch.setattr(openenv_session, "FIRST_WAIT_SECONDS", 60.0)  # longer than it may take to start
         with pytest.raises(InfrastructureFailure, match="1/1 sessions"):
             await play(url, lambda messages: "go", {"start_seconds": 30})
+        assert connections == 1
 
 
 async def test_attempt_that_a_limit_ends_is_worth_what_the_user_says() -> None:

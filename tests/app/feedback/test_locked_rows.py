@@ -24,8 +24,10 @@ pytestmark = pytest.mark.parametrize(
 
 @pytest.fixture
 def other(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[TupleRow]]:
-    """Yield a connection of another process, which holds its locks until it commits. What waits for one does not give
-    up meanwhile."""
+    """Yield a connection of another process, which holds its locks until it commits.
+
+    Whatever waits for such a lock waits up to a minute.
+    """
     monkeypatch.setattr("app.core.group_commit.LOCK_WAIT_SECONDS", 60.0)
     url = harness.settings.database_url.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(url) as connection:

@@ -9,11 +9,6 @@ from app.inference.sglang.client import TENSORS_FIELDS, SGLangClient
 from tests.support.scripted_engine import ScriptedEngine, serve
 
 
-@pytest.fixture(autouse=True)
-def patience(patient_probes: None) -> None:
-    """See `patient_probes`."""
-
-
 @pytest.fixture
 def scripted() -> ScriptedEngine:
     return ScriptedEngine(api_key="user", admin_key="admin", adapters={"shop-v1": "/versions/shop-v1"})

@@ -24,11 +24,6 @@ class Address:
     kind: str
 
 
-@pytest.fixture(autouse=True)
-def patience(patient_probes: None) -> None:
-    """See `patient_probes`."""
-
-
 @pytest.fixture(scope="session")
 def scripted_address() -> Iterator[Address]:
     """Yield a scripted engine, which answers as SGLang does. It takes a while for each token."""

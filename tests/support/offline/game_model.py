@@ -26,7 +26,7 @@ def train_game_model(
     tokenizer.add_tokens([AddedToken(word, normalized=False, special=False) for word in words])
     examples = [_make_example(tokenizer, messages) for messages in transcripts]
     model = new_model(tokenizer, width=64, mlp_width=128, num_layers=3, num_heads=2)
-    fit(model, list(make_batches(examples, Random(seed))))
+    fit(model, list(make_batches(examples, Random(seed))), bfloat16=False)
     save(model, tokenizer, out)
 
 
