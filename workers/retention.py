@@ -33,7 +33,7 @@ async def remove_expired(db: Database, settings: Settings) -> int:
         removed += await _log_failure(_remove_of_project(db, settings, project, own_policies), project.id, "any data")
     await _log_failure(retention_files.remove_leftovers(db, settings), None, "leftover files")
     if settings.privacy.retention.logs is not None:
-        logs = asyncio.to_thread(retention_files.remove_logs, settings, settings.privacy.retention.logs)
+        logs = asyncio.to_thread(retention_files.empty_logs, settings, settings.privacy.retention.logs)
         await _log_failure(logs, None, "logs")
     return removed
 

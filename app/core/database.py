@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 
 from app.core import db_timeouts, sqlite_database
-from app.core.database_errors import close_outdated, hide_values
+from app.core.database_errors import close_unusable, hide_values
 from app.core.database_url import blocking_url
 from app.core.jobs import PENDING_TASKS, TaskName, TaskSender
 
@@ -145,7 +145,7 @@ class Database(AbstractAsyncContextManager["Database"]):
             self._sqlite_writer = primary._sqlite_writer if primary else sqlite_database.Writer()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="database")
         for engine in (self.engine.sync_engine, self._sync):
-            event.listen(engine, "handle_error", close_outdated)
+            event.listen(engine, "handle_error", close_unusable)
             event.listen(engine, "handle_error", hide_values)
             if self.embedded:
                 sqlite_database.prepare(engine, seconds, self._wait_seconds)

@@ -5,6 +5,7 @@ from sqlalchemy.engine import ExceptionContext
 MAX_STATEMENT_CHARS = 200
 DATA_EXCEPTION = "22"  # class of SQLSTATE: its messages quote the value
 LOCK_NOT_AVAILABLE = "55P03"
+READ_ONLY = "25006"  # of a server that was demoted, or whose provider stops writes
 OUTDATED_PLAN = ("0A000", "cached plan must not change result type")
 
 
@@ -29,10 +30,14 @@ def hide_values(context: ExceptionContext) -> None:
             error.statement = f"{statement[:MAX_STATEMENT_CHARS]}… ({len(statement)} characters)"
 
 
-def close_outdated(context: ExceptionContext) -> None:
-    """Close the connections whose prepared statements a migration has outdated: the next ones prepare them anew."""
-    state, message = OUTDATED_PLAN
-    if getattr(context.original_exception, "sqlstate", None) == state and message in str(context.original_exception):
+def close_unusable(context: ExceptionContext) -> None:
+    """Close the connections that answer and are of no use any more: the next ones are made anew.
+
+    Those whose prepared statements a migration has outdated, and those to a server that has become read-only.
+    """
+    error = context.original_exception
+    state, (outdated, message) = getattr(error, "sqlstate", None), OUTDATED_PLAN
+    if state == READ_ONLY or (state == outdated and message in str(error)):
         context.is_disconnect = True
 
 

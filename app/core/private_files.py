@@ -1,6 +1,7 @@
 """Files that only their owner may read."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,14 +11,14 @@ def create_once(path: Path, content: Callable[[], str]) -> None:
     if path.exists():
         return
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(content())
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(content())
+            file.flush()
+            os.fsync(file.fileno())
         os.link(temporary, path)  # unlike a rename, a link never replaces what another process has just created
     except FileExistsError:
         pass
     finally:
-        temporary.unlink()
+        os.unlink(temporary)

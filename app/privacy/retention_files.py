@@ -290,18 +290,23 @@ def copy_without_state(folder: Path, manifest_sha256: str | None = None) -> tupl
 
 
 def list_old_logs(settings: Settings, days: float) -> Sequence[Path]:
-    """Return the log files that nothing has been written to for so many days."""
+    """Return the log files with content that nothing has been written to for so many days."""
     if not settings.logs_dir.is_dir():
         return []
     before = time.time() - days * SECONDS_PER_DAY
-    return [path for path in sorted(settings.logs_dir.iterdir()) if path.is_file() and path.stat().st_mtime < before]
+    found = ((path, path.stat()) for path in sorted(settings.logs_dir.iterdir()) if path.is_file())
+    return [path for path, status in found if status.st_size > 0 and status.st_mtime < before]
 
 
-def remove_logs(settings: Settings, days: float) -> int:
-    """Delete the old log files; return how many."""
+def empty_logs(settings: Settings, days: float) -> int:
+    """Empty the old log files; return how many.
+
+    They are not deleted, since a quiet process may have its log open, and would go on writing to a file that has gone.
+    """
     logs = list_old_logs(settings, days)
     for path in logs:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.truncate(path, 0)
     return len(logs)
 
 

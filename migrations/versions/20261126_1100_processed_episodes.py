@@ -21,7 +21,7 @@ def upgrade() -> None:
         op.execute("ALTER TABLE episodes ADD COLUMN IF NOT EXISTS processed BOOLEAN DEFAULT false NOT NULL")
     else:
         op.add_column("episodes", sa.Column("processed", sa.Boolean(), server_default=sa.false(), nullable=False))
-    op.execute(sa.text("UPDATE episodes SET processed = true WHERE state = 'ended'"))
+    online.backfill("episodes", "processed = true", "state = 'ended' AND NOT processed")
     online.create_index(
         INDEX,
         "episodes",

@@ -88,6 +88,7 @@ SECRET = {
     "ATTUNE_ENGINE__ADMIN_KEY": "b" * 24,
     "ATTUNE_DATABASE__ENCRYPTION_KEYS": "",
     "ATTUNE_SECRETS": '{"judge": "secret"}',
+    "HF_TOKEN": "hf_secret",
 }
 
 

@@ -111,15 +111,26 @@ def test_no_secret_is_in_a_manifest(options: tuple[str, ...]) -> None:
         name: {each["name"] for each in containers(pod)[-1]["env"] if "secretKeyRef" in each.get("valueFrom", {})}
         for name, pod in pods(*options).items()
     }
-    assert by_role["engine"] == {"ATTUNE_DATABASE__URL", "ATTUNE_ENGINE__API_KEY", "ATTUNE_ENGINE__ADMIN_KEY"}
+    assert by_role["engine"] == {
+        "ATTUNE_DATABASE__URL",
+        "ATTUNE_ENGINE__API_KEY",
+        "ATTUNE_ENGINE__ADMIN_KEY",
+        "HF_TOKEN",
+    }
+    assert {role for role, names in by_role.items() if "HF_TOKEN" in names} == {
+        "engine",
+        "trainer",
+        "worker",
+        "publisher",
+    }
     with_engine_keys = {role for role, names in by_role.items() if "ATTUNE_ENGINE__API_KEY" in names}
     assert with_engine_keys == {"api", "engine", "worker", "publisher", "rollout", "trainer"}, (
         "the trainer's parity check"
     )
     assert by_role.pop("migration") == {"ATTUNE_DATABASE__URL", "ATTUNE_DATABASE__OWNER_URL"}
-    assert by_role["api"] == SECRET.keys() - {"ATTUNE_DATABASE__OWNER_URL"}
+    assert by_role["api"] == SECRET.keys() - {"ATTUNE_DATABASE__OWNER_URL", "HF_TOKEN"}
     assert not any("ATTUNE_DATABASE__OWNER_URL" in names for names in by_role.values()), "the migration's alone"
-    optional = {"ATTUNE_SECRETS", "ATTUNE_DATABASE__ENCRYPTION_KEYS", "ATTUNE_DATABASE__OWNER_URL"}
+    optional = {"ATTUNE_SECRETS", "ATTUNE_DATABASE__ENCRYPTION_KEYS", "ATTUNE_DATABASE__OWNER_URL", "HF_TOKEN"}
     for pod in pods(*options).values():
         for variable in containers(pod)[-1]["env"]:
             if (key := variable.get("valueFrom", {}).get("secretKeyRef")) is not None:

@@ -166,9 +166,12 @@ class EngineProcess:
             os.killpg(self.pid, number)
 
     def _last_log_line(self) -> str:
-        with self._spec.log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
+        try:
+            with self._spec.log_path.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+                lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines()]
+        except OSError as error:  # it was deleted, or its storage is away: the engine is restarted all the same
+            return f"unknown: {error}"
         return next((line for line in reversed(lines) if line), f"nothing in {self._spec.log_path}")
 
 

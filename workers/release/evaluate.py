@@ -89,6 +89,9 @@ async def _evaluate(
             result = await delivery.deliver(Attempt(db, settings, pool, engines, version, gates, timings))
         except DamagedAdapter as error:
             return await _reject(db, version, f"DamagedAdapter: {error}", engines)
+        except OSError as error:  # the storage of the versions is away, full or slow, which says nothing of the version
+            log.warning("%s waits: %s", version.adapter_name, error)
+            return await _retry(db, settings, version, str(error), engines, counts=False)
         except (EngineUnavailable, EngineRefused) as error:  # during a gate's prompts: the gate has decided nothing
             log.warning("%s waits: %s", version.adapter_name, error)
             reason = f"its gates could not be reached in {version.attempt} attempts: {error}"

@@ -88,6 +88,26 @@ async def test_statement_that_was_prepared_before_a_migration_is_an_outage(postg
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("threads", [False, True])
+async def test_server_that_has_become_read_only_is_left_and_is_an_outage(postgres: str, threads: bool) -> None:
+    """As after a failover that sessions survive: each connection knows the old server only."""
+    async with Database(postgres) as db:
+
+        async def write(statement: str = "UPDATE projects SET name = name") -> None:
+            if threads:
+                await db.run_write(lambda connection: connection.execute(text(statement)))
+                return
+            async with db.write() as session:
+                await session.execute(text(statement))
+
+        await write("SET default_transaction_read_only = on")  # of this connection
+        with pytest.raises(DBAPIError, match="read-only transaction") as caught:
+            await write()
+        assert is_database_outage(caught.value)
+        await write()
+
+
+@pytest.mark.postgres
 async def test_other_statements_that_the_database_does_not_support_are_no_outage(postgres: str) -> None:
     async with Database(postgres) as db:
         error = await fail(db, text("SELECT count(*) FROM projects FOR UPDATE"))

@@ -147,12 +147,15 @@ async def test_old_versions_lose_their_trainer_state(harness: Harness) -> None:
     assert len(list(harness.settings.versions_dir.iterdir())) == 8
 
 
-async def test_logs_that_nobody_writes_to_are_deleted(harness: Harness) -> None:
+async def test_logs_that_nobody_writes_to_are_emptied(harness: Harness) -> None:
     logs = harness.settings.logs_dir
     logs.mkdir(parents=True)
     for name in ("old.log", "young.log"):
         (logs / name).write_text(name)
-    long_ago = time.time() - 31 * 86_400
-    os.utime(logs / "old.log", (long_ago, long_ago))
-    await remove_expired(harness.db, harness.settings)
-    assert [path.name for path in logs.iterdir()] == ["young.log"]
+    with (logs / "old.log").open("ab", buffering=0) as of_a_quiet_process:
+        long_ago = time.time() - 31 * 86_400
+        os.utime(logs / "old.log", (long_ago, long_ago))
+        await remove_expired(harness.db, harness.settings)
+        assert {path.name: path.read_text() for path in logs.iterdir()} == {"old.log": "", "young.log": "young.log"}
+        of_a_quiet_process.write(b"its last words")
+    assert (logs / "old.log").read_text() == "its last words"

@@ -172,6 +172,17 @@ async def test_dead_engine_is_restarted_with_its_adapters(
     assert (tmp_path / "loads").read_text().split() == ["shop-v1", "shop-v1"]
 
 
+async def test_dead_engine_without_its_log_is_restarted(
+    run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec
+) -> None:
+    async with run_supervisor():
+        await wait_for_event(record, "ready 1", SECONDS)
+        spec.log_path.unlink()
+        os.kill(engine_pid(spec), signal.SIGKILL)
+        await wait_for_event(record, "ready 2", SECONDS)
+    assert "No such file" in record.events[2]
+
+
 async def test_lost_child_process_ends_the_engine(
     run_supervisor: RunSupervisor, record: InMemoryEngineRecord, spec: EngineSpec
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import errno
 import pickle
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,24 @@ async def test_adapter_may_be_sent_in_the_request(
     second_engine.adapters.clear()
     await sync_adapters(harness.db, settings)
     assert len(second_engine.payloads) == 2 and "shop-v1" in second_engine.adapters
+
+
+async def test_version_whose_storage_is_away_waits_for_it(
+    harness: Harness, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = await create_trained_version(harness)
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as away:
+        away.setattr("workers.release.delivery.adapters.check_adapter_files", fail)
+        for _ in range(harness.settings.workers.max_attempts + 1):
+            await evaluate(harness.db, harness.settings, "test")
+            waiting = await harness.get(Version, version.id)
+            assert (waiting.state, waiting.attempt, waiting.lease_owner) == (VersionState.TRAINED, 0, None)
+    await evaluate(harness.db, harness.settings, "test")
+    assert (await harness.serving()).id == version.id
 
 
 async def test_weights_that_differ_from_the_trainers_never_serve(harness: Harness, scripted: ScriptedEngine) -> None:

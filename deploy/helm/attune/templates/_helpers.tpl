@@ -94,6 +94,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $optional = list "ATTUNE_DATABASE__ENCRYPTION_KEYS" "ATTUNE_SECRETS" -}}
 {{- end -}}
 {{- if eq .role "migration" -}}{{- $optional = list "ATTUNE_DATABASE__OWNER_URL" -}}{{- end -}}
+{{- if has .role (list "engine" "trainer" "worker" "publisher") -}}{{- $optional = append $optional "HF_TOKEN" -}}{{- end -}}
 - name: ATTUNE_CONFIG
   value: /etc/attune/attune.toml
 - name: TRITON_CACHE_DIR
