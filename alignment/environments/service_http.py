@@ -15,6 +15,7 @@ from alignment.environments.http_client import CONNECT_SECONDS, default_ssl_cont
 
 PATIENCE_SECONDS = 30.0
 FIRST_WAIT_SECONDS = 0.25
+RETRY_HEADER = "x-stainless-retry-count"  # of the OpenAI clients
 LONGEST_WAIT_SECONDS = 5.0
 BUSY_STATUSES = frozenset({429, 502, 503, 504})
 
@@ -93,7 +94,7 @@ class ServiceHttp(ServiceTransport):
         content = None if body is None else orjson.dumps(body)
         sent = {"authorization": f"Bearer {key}", "content-type": "application/json", **(headers or {})}
         gives_up_at = time.monotonic() + self._patience
-        wait = FIRST_WAIT_SECONDS
+        wait, num_retries = FIRST_WAIT_SECONDS, 0
         while True:
             retry_after: float | None = None
             cause: Exception | None = None
@@ -115,7 +116,8 @@ class ServiceHttp(ServiceTransport):
             if time.monotonic() + wait_now > gives_up_at:
                 raise InfrastructureFailure(problem) from cause
             await asyncio.sleep(wait_now)
-            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+            wait, num_retries = min(2 * wait, LONGEST_WAIT_SECONDS), num_retries + 1
+            sent[RETRY_HEADER] = str(num_retries)  # so that a first reply that was lost on the way is not learned from
 
     async def close(self) -> None:
         await self._client.aclose()

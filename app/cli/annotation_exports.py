@@ -107,7 +107,7 @@ def _find_target(record: Row, questions: Questions, fallback: object = None) -> 
 def _read_records(path: Path) -> list[Row]:
     """Read a JSON array, or JSON lines. Raises CommandError unless it holds objects."""
     text = read_text(path)
-    lines = [text] if text.lstrip().startswith("[") else [line for line in text.splitlines() if line.strip()]
+    lines = [text] if text.lstrip().startswith("[") else [line for line in text.split("\n") if line.strip()]
     try:
         parsed = [json.loads(line) for line in lines]
     except ValueError as error:

@@ -31,6 +31,16 @@ class ConnectionLost(CommandError):
     """The service was not reached, or did not answer: it may have done what was asked."""
 
 
+def iterate_lines(response: httpx2.Response) -> Iterator[bytes]:
+    """Yield the lines of a streamed response. httpx would also split at the line breaks of Unicode in a text."""
+    rest = b""
+    for chunk in response.iter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
 def save_api_key(settings: Settings, key: str) -> None:
     """Save the key beside the embedded database, readable by its owner alone."""
     path = settings.credentials_file
@@ -157,8 +167,8 @@ class Api:
     def stream_chat(self, body: Mapping[str, object]) -> Iterator[ChatChunk]:
         """Yield the chunks of one streamed completion."""
         with self.stream("POST", "/v1/chat/completions", json=body) as response:
-            for line in response.iter_lines():
-                if line.startswith("data: ") and line != "data: [DONE]":
+            for line in iterate_lines(response):
+                if line.startswith(b"data: ") and line.rstrip() != b"data: [DONE]":
                     chunk = json.loads(line[6:])
                     if "error" in chunk:
                         raise CommandError(chunk["error"]["message"])

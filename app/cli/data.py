@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from app.cli.client import Api, CommandError, drop_unset
+from app.cli.client import Api, CommandError, drop_unset, iterate_lines
 from app.cli.options import Json, Yes
 from app.cli.output import Row, print_object
 from app.cli.vote_import import import_votes
@@ -157,8 +157,8 @@ def export_subject(
     """Export all of the person's data as JSON lines."""
     with Api().stream("GET", f"{_subject_path(id)}/export") as response:
         if out is None:
-            for line in response.iter_lines():
-                print(line)
+            for line in iterate_lines(response):
+                print(line.decode())
             return
         with open_atomically(out) as file:
             num_lines = 0

@@ -2,7 +2,9 @@
 
 import csv
 import hashlib
+import io
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from app.cli.output import Row
 
 TARGETS = ("completion_id", "request_id", "conversation_id", "episode_id")
 CSV_COLUMNS = (*TARGETS, "choice_index", "kind", "value", "name", "comment", "source", "id", "key", "sent_at")
+DEFAULT_SCALE = (1.0, 5.0)  # the service's own
 TEXT_KINDS = ("correction", "comment", "categorical")
 KINDS = ("binary", "rating", "score", *TEXT_KINDS)
 
@@ -29,7 +32,7 @@ class Questions:
     """
 
     kinds: Mapping[str, str] = field(default_factory=dict)
-    scale: tuple[float, float] = (1.0, 5.0)
+    scale: tuple[float, float] = DEFAULT_SCALE
     target: str = "completion_id"
 
     def to_feedback(self, question: str, value: object) -> Row:
@@ -92,13 +95,18 @@ def read_text(path: Path) -> str:
         raise CommandError(f"cannot read {path}: {error}") from error
 
 
-def read_csv(path: Path) -> VoteFile:
-    """Read a CSV file whose columns are fields of feedback. Raises CommandError if its columns are others.
+def read_csv(path: Path, scale: tuple[float, float]) -> VoteFile:
+    """Read a CSV file whose columns are fields of feedback; `scale` has the ends of ratings.
+
+    Raises CommandError if its columns are others.
 
     Spreadsheets of many languages separate values by semicolons, and copied cells by tabs: the first line tells.
     """
-    lines = read_text(path).splitlines(keepends=True)
-    header = lines[0] if lines else ""
+    text = read_text(path)
+    header = text.partition("\n")[0]
+    # Not `splitlines`, which would cut a text at the line breaks of Unicode.
+    lines = io.StringIO(text, newline="")
+    csv.field_size_limit(max(len(text), 1))
     reader = csv.DictReader(lines, restkey="", delimiter=max(",;\t", key=header.count))
     columns = [name.strip().lower() for name in reader.fieldnames or ()]
     reader.fieldnames = columns
@@ -108,7 +116,7 @@ def read_csv(path: Path) -> VoteFile:
         raise CommandError(f"{path}: the first line must name the columns: 'value', and one of {', '.join(TARGETS)}")
     file = VoteFile()
     for row in reader:
-        file.add(f"line {reader.line_num}", _csv_item, row)
+        file.add(f"line {reader.line_num}", _csv_item, row, scale)
     return file
 
 
@@ -118,7 +126,7 @@ def parse_seconds(name: str, text: str) -> float:
     Raises ValueError for other texts.
     """
     try:
-        return float(text)
+        return _parse_number(text)
     except ValueError:
         pass
     try:
@@ -128,12 +136,14 @@ def parse_seconds(name: str, text: str) -> float:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _csv_item(row: dict[str, str | None]) -> Row:
+def _csv_item(row: dict[str, str | None], scale: tuple[float, float]) -> Row:
     if "" in row:
         raise ValueError("it has more values than there are columns")
     cells = {name: value.strip() for name, value in row.items() if value is not None and value.strip()}
     kind, text = cells.pop("kind", "binary"), cells.pop("value", "")
     item: Row = {"kind": kind, "value": _csv_value(kind, text)}
+    if kind == "rating" and scale != DEFAULT_SCALE:
+        item["scale"] = list(scale)
     named = [name for name in TARGETS if name in cells]
     if len(named) != 1:
         raise ValueError(f"it must name one of {', '.join(TARGETS)}")
@@ -162,6 +172,13 @@ def _csv_value(kind: str, text: str) -> str | bool | float:
     if kind in TEXT_KINDS:
         return text
     try:
-        return float(text)
+        return _parse_number(text)
     except ValueError:
         raise ValueError(f"its value '{text}' is not a number") from None
+
+
+def _parse_number(text: str) -> float:
+    """Return a finite number. Raises ValueError for other texts."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not finite")
+    return number

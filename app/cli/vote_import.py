@@ -15,7 +15,7 @@ from app.cli.annotation_exports import read_argilla, read_labelstudio
 from app.cli.client import Api, CommandError, ConnectionLost
 from app.cli.options import Json
 from app.cli.output import Row, print_object
-from app.cli.vote_files import KINDS, FileVote, Questions, VoteFile, read_csv
+from app.cli.vote_files import DEFAULT_SCALE, KINDS, FileVote, Questions, VoteFile, read_csv
 
 BATCH_SIZE = 500
 MAX_ATTEMPTS = 20  # of a batch, and of an item, while the service is busy or away
@@ -31,7 +31,7 @@ class VoteFormat(StrEnum):
 
 
 READERS: dict[VoteFormat, Callable[[Path, Questions], VoteFile]] = {
-    VoteFormat.CSV: lambda path, _: read_csv(path),
+    VoteFormat.CSV: lambda path, questions: read_csv(path, questions.scale),
     VoteFormat.ARGILLA: read_argilla,
     VoteFormat.LABELSTUDIO: read_labelstudio,
 }
@@ -44,7 +44,7 @@ def import_votes(
         list[str] | None,
         typer.Option(metavar="NAME=KIND", help=f"the kind of feedback that a question asks for: {', '.join(KINDS)}"),
     ] = None,
-    scale: Annotated[tuple[float, float], typer.Option(help="the ends of ratings")] = (1.0, 5.0),
+    scale: Annotated[tuple[float, float], typer.Option(help="the ends of ratings")] = DEFAULT_SCALE,
     target: Annotated[str, typer.Option(help="the field of a record with the completion's id")] = "completion_id",
     json: Json = False,
 ) -> None:

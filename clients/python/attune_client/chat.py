@@ -39,10 +39,16 @@ class _StreamState:
         self.conversation_id = read_header(response.headers, "x-conversation-id")
         self.finish_reason: str | None = None
         self.text = ""
+        self._rest = b""  # the begin of a line whose end has not arrived
 
-    def _read_line(self, line: str) -> str:
+    def _split(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that end in this chunk. httpx would also split at the line breaks of Unicode in a text."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return lines
+
+    def _read_line(self, line: bytes) -> str:
         """Return the text that a line of the stream adds to the first choice. Raises APIError for an error event."""
-        if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+        if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
             return ""
         event = json.loads(data)
         if "error" in event:
@@ -61,9 +67,12 @@ class ChatStream(_StreamState):
 
     def __iter__(self) -> Iterator[str]:
         try:
-            for line in self._response.iter_lines():
-                if piece := self._read_line(line):
-                    yield piece
+            for chunk in self._response.iter_bytes():
+                for line in self._split(chunk):
+                    if piece := self._read_line(line):
+                        yield piece
+            if piece := self._read_line(self._rest):
+                yield piece
         except httpx.TransportError as error:
             raise connection_error(error) from error
         finally:
@@ -81,9 +90,12 @@ class AsyncChatStream(_StreamState):
 
     async def __aiter__(self) -> AsyncIterator[str]:
         try:
-            async for line in self._response.aiter_lines():
-                if piece := self._read_line(line):
-                    yield piece
+            async for chunk in self._response.aiter_bytes():
+                for line in self._split(chunk):
+                    if piece := self._read_line(line):
+                        yield piece
+            if piece := self._read_line(self._rest):
+                yield piece
         except httpx.TransportError as error:
             raise connection_error(error) from error
         finally:

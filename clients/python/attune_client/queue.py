@@ -104,6 +104,9 @@ class FeedbackQueue(FeedbackReceiver[str]):
 
     def _store(self, id: str, body: FeedbackBody) -> str:
         text = json.dumps(body, allow_nan=False, sort_keys=True)
+        json.dumps(
+            body, ensure_ascii=False
+        ).encode()  # as it is sent: a lone surrogate is refused here, by a ValueError
         with self._database_lock:
             self._execute_in_transaction(lambda: self._insert(id, text))
         self._wake.set()
@@ -219,9 +222,9 @@ class FeedbackQueue(FeedbackReceiver[str]):
             rows, bodies = rows[:num_bodies], bodies[:num_bodies]  # up to the next withdrawal, or that alone
             try:
                 results = self._send(bodies)
-            except (BadRequest, TooLarge, Unprocessable) as error:
+            except (BadRequest, TooLarge, Unprocessable, UnicodeError) as error:
                 if len(rows) == 1:
-                    results = [{"index": 0, "status": error.status, "error": _describe(error)}]
+                    results = [_result_of(error)]
                 else:
                     self._batch_size = max(1, len(rows) // 2)
                     return True
@@ -278,6 +281,14 @@ class FeedbackQueue(FeedbackReceiver[str]):
 
 def _is_temporary(result: BatchResult) -> bool:
     return result["status"] in (408, 429) or result["status"] >= 500
+
+
+def _result_of(error: APIError | UnicodeError) -> BatchResult:
+    """Return the result of a piece that was refused alone, or that JSON cannot hold: earlier releases stored those."""
+    if isinstance(error, UnicodeError):
+        unreadable = {"message": str(error), "type": "invalid_request_error", "param": None, "code": "invalid_json"}
+        return {"index": 0, "status": 400, "error": unreadable}
+    return {"index": 0, "status": error.status, "error": _describe(error)}
 
 
 def _describe(error: APIError) -> dict[str, Any]:

@@ -22,8 +22,10 @@ class Service:
     def __init__(self, *answers: tuple[int, object]) -> None:
         self._answers = list(answers)
         self.keys: list[str] = []
+        self.retry_counts: list[str | None] = []
 
     async def answer(self, request: Request) -> Response:
+        self.retry_counts.append(request.headers.get("x-stainless-retry-count"))
         self.keys.append(request.headers["authorization"])
         status, body = self._answers.pop(0) if self._answers else (201, await request.json())
         return JSONResponse(body, status, headers={"retry-after": "0"} if status in (429, 503) else None)
@@ -48,6 +50,7 @@ async def test_busy_service_is_asked_again(http: ServiceHttp) -> None:
         answer = await http.request("POST", url, "sk-1", {"policy": "shop"})
         assert answer.is_created and answer.content == b'{"policy":"shop"}'
     assert service.keys == ["Bearer sk-1"] * 3
+    assert service.retry_counts == [None, "1", "2"], "the service knows a repetition by it, and learns from one reply"
 
 
 async def test_busy_service_is_given_up(http: ServiceHttp) -> None:

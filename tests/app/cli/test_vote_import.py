@@ -1,5 +1,6 @@
 """attune import votes: CSV, exports of Argilla and of Label Studio; each vote counts once, the last state holds."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from app.cli import vote_import
+from app.cli.annotation_exports import _read_records
 from app.cli.client import Api
 from app.cli.data import imports
+from app.cli.vote_files import DEFAULT_SCALE, read_csv
 from app.models import Feedback
 from tests.support.cli import run
 from tests.support.deployment import Harness
@@ -57,6 +60,36 @@ async def test_csv_is_imported_and_counts_once(cli_harness: Harness, tmp_path: P
     changed = write(tmp_path / "later.csv", f"completion_id,value,source\n{first.completion_id},down,ada\n")
     assert import_votes(changed)["new"] == 1
     assert ("binary", False, "ada") in await effective(cli_harness)
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c"])
+def test_text_is_not_cut_at_a_line_break_of_unicode(tmp_path: Path, mark: str) -> None:
+    text, file = f"We open at 8.{mark}On Sunday we are closed.", tmp_path / "votes.csv"
+    with file.open("w", newline="") as opened:
+        csv.writer(opened).writerows([["completion_id", "kind", "value"], ["chatcmpl-1", "correction", text]])
+    assert [vote.item and vote.item["value"] for vote in read_csv(file, DEFAULT_SCALE).votes] == [text]
+    record = {"id": "r-1", "status": "completed", "text": text}
+    file.write_text(json.dumps(record, ensure_ascii=False) + "\n")
+    assert _read_records(file) == [record]
+
+
+async def test_ratings_have_the_scale_that_was_named(cli_harness: Harness, tmp_path: Path) -> None:
+    turn = await cli_harness.turn()
+    lines = ["completion_id,kind,value", f"{turn.completion_id},rating,5", f"{turn.completion_id},rating,nan"]
+    result = import_votes(write(tmp_path / "votes.csv", "\n".join(lines)), "--scale", "0", "10")
+    assert (result["new"], result["refused"], result["exit_code"]) == (1, 1, 1)
+    assert [row.value for row in await cli_harness.all(Feedback)] == [0.0]
+
+
+async def test_long_cells_are_read(cli_harness: Harness, tmp_path: Path) -> None:
+    turn = await cli_harness.turn()
+    lines = [
+        "completion_id,kind,value",
+        f"{turn.completion_id},comment,{'long ' * 40_000}",
+        f"{turn.completion_id},,up",
+    ]
+    result = import_votes(write(tmp_path / "votes.csv", "\n".join(lines)))
+    assert (result["new"], result["refused"]) == (1, 1)
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])

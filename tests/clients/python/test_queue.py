@@ -1,5 +1,6 @@
 """The offline queue: what is stored is delivered, once, and what is refused is set aside."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +95,24 @@ async def test_refused_feedback_is_set_aside(client: Attune, harness: Harness, t
         assert not queue.refused()
         with pytest.raises(ValueError, match="JSON"):
             queue.score(turn.id, float("nan"))
+        with pytest.raises(ValueError, match="surrogates not allowed"):
+            queue.comment(turn.id, "half of an emoji \ud83d")
+        assert queue.pending == 0
     assert [row.idempotency_key for row in await harness.all(Feedback)] == [first, last]
+
+
+async def test_text_that_an_earlier_release_stored_and_cannot_be_sent_is_set_aside(
+    client: Attune, harness: Harness, tmp_path: Path
+) -> None:
+    turn = await harness.turn()
+    with client.queue(tmp_path / "votes.db", background=False) as queue:
+        body = json.dumps({"completion_id": turn.id, "kind": "comment", "value": "half \ud83d", "id": "half"})
+        queue._database.execute("INSERT INTO pending (id, body) VALUES ('half', ?)", (body,))
+        queue.up(turn.id, id="good")
+        queue.flush()
+        [refused] = queue.refused()
+        assert (refused.id, refused.status, refused.error["code"]) == ("half", 400, "invalid_json")
+    assert [row.idempotency_key for row in await harness.all(Feedback)] == ["good"]
 
 
 async def test_withdrawn_feedback_is_logged(
